@@ -1,4 +1,4 @@
-//! What a node tells on its log: where it listens, and what became of a changed document.
+//! The log of a node: its listeners, and the outcome of a changed document.
 
 use hermes_testkit::binary::hermes;
 use std::fs;

@@ -11,14 +11,18 @@ use std::{
 
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
     Result,
     multiplex::{Exchange, serve_connection},
     origin::{Origin, listen},
-    raw_http1::RawHttp1,
+    raw_http1::{Head, RawHttp1},
 };
+
+/// The request heads that an origin has received.
+pub type Heads = UnboundedReceiver<Head>;
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// The first byte of TLS: a record of a handshake (RFC 8446, section 5.1).
@@ -49,6 +53,28 @@ where
         let served = serve(RawHttp1::new(stream));
         async move { drop(served.await) }
     })
+}
+
+/// An origin that passes each request head to the test and answers with the text that `response` returns for it.
+///
+/// # Errors
+/// When no port can be bound.
+pub fn recording(response: impl Fn(&Head) -> String + Clone + Send + 'static) -> Result<(Origin, Heads)> {
+    let (sender, heads) = unbounded_channel();
+    let origin = h1(move |mut http1| {
+        let (sender, response) = (sender.clone(), response.clone());
+        async move {
+            loop {
+                let head = http1.head().await?;
+                http1.body(&head).await?;
+                let text = response(&head);
+                // The test may have heard enough.
+                let _ = sender.send(head);
+                http1.send(text).await?;
+            }
+        }
+    })?;
+    Ok((origin, heads))
 }
 
 /// `serve` gets each connection over TLS, with `config`. For a connection without a handshake, `stranger` gets the

@@ -1,4 +1,4 @@
-//! The program's own log, and whoever reads it and stalls.
+//! The program's own log, and readers that stall.
 
 use hermes_testkit::binary::hermes;
 use hermes_testkit::{

@@ -1,4 +1,4 @@
-//! Requests for the same at the same time.
+//! Concurrent requests for the same resource.
 
 use std::sync::Arc;
 

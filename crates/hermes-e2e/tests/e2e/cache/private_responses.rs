@@ -1,4 +1,4 @@
-//! Who reads along has nothing to fear of whoever asked first.
+//! A follower of a collapsed request is unaffected by the session of the first client.
 
 use std::sync::Arc;
 

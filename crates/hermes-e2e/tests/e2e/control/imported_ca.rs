@@ -1,4 +1,4 @@
-//! An authority of somebody else's takes over: an intermediate below an organisation's root.
+//! An imported CA: an intermediate below an organisation's root replaces the overlay's CA.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! An operator's path, and what becomes of it when processes are killed.
+//! The commands of an operator from an empty machine to traffic, also while processes are killed.
 
 use hermes_testkit::control::{ControllerFixture, sigkill, until};
 

@@ -1,4 +1,4 @@
-//! What is refused, and said: wrong documents, and tokens that are none, used or another overlay's.
+//! Rejections with reasons: invalid documents, and tokens that are malformed, used or of another overlay.
 
 use hermes_testkit::binary::hermes;
 use hermes_testkit::control::{ControllerFixture, until};

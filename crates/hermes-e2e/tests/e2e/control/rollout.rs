@@ -1,4 +1,4 @@
-//! Changes that go out in waves: to some nodes first, and back where that does not go well.
+//! Rollouts in steps: some nodes first, and a rollback if sessions fail.
 
 use std::net::TcpListener;
 

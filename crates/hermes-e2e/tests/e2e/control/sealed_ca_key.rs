@@ -1,4 +1,4 @@
-//! The authority's key is in no store in the clear, and nobody has it who lacks the seal.
+//! The CA's key is encrypted in every store, and unusable without the seal.
 
 use hermes_testkit::binary::hermes;
 use std::process::{Command, Output};

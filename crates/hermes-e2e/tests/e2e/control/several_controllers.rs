@@ -1,4 +1,4 @@
-//! Several controllers at one etcd, of which any may be killed, and the store too: nothing that was applied is lost.
+//! Several controllers with one etcd: any of them and the store may be killed, and no applied change is lost.
 
 use hermes_testkit::control::{ControllerFixture, until};
 

@@ -1,4 +1,5 @@
-//! Who must not ask: without a certificate, with a node's, with a foreign one, with too much; and a node that was removed.
+//! Unauthorized clients of the controller: without a certificate, with a node's or a foreign one, with too much data;
+//! and removed nodes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -226,6 +227,7 @@ async fn the_audit_log_names_rejected_clients() {
     let used = format!("\"about\":\"token {id}\",\"refused\":\"this token is used");
     assert!(audit().contains(&used), "{}", audit());
     let short = fixture.hermes_ok(&["token", "create", "--node", "server", "--life", "1s"], "").trim().to_owned();
+    // The life of a token is measured by the clock alone, and its end is announced nowhere.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     let mut late = fixture.node("late", Some(&short));
     until("an expired token is refused", || late.exited().unwrap().is_some()).await;

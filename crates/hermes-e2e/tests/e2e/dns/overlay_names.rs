@@ -1,4 +1,4 @@
-//! Names that are the listener's own: an address each, and the way back.
+//! The names that a DNS listener assigns virtual addresses to, and the reverse lookup.
 
 use hermes_testkit::{listener_client::ListenerClient, raw_http1::RawHttp1};
 use hickory_proto::{op::ResponseCode, rr::RecordType};

@@ -1,4 +1,4 @@
-//! Transfers that break off, change, or are not what was asked for: what is held in the end is right.
+//! Interrupted, changed and wrong responses: the downloaded file is correct in the end.
 
 use hermes_testkit::pattern::Pattern;
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng};

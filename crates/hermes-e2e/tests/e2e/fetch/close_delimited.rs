@@ -1,4 +1,4 @@
-//! Contents that end with their connection: a cut is not taken for the whole, where that can be told.
+//! Responses that end with their connection: a truncated one is not complete, if that can be detected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! What bounds the retriever within a node, and what it keeps its hands off.
+//! The limits of resumption within a node, and the requests that it leaves alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Who waits is led by another route: what that one answers is none of the first one's cache, nor the other way round.
+//! A retry that a changed document routes elsewhere: its response and the first route's cache stay apart.
 
 use std::net::SocketAddr;
 

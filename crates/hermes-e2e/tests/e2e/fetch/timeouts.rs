@@ -1,4 +1,4 @@
-//! What passes with time: refusals for a moment, silence, deadlines, and runs that are killed.
+//! `hermes fetch` over time: temporary refusals, silence, deadlines, and killed runs.
 
 use std::process::Stdio;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Through a real node: by absolute form, by CONNECT, by names of the overlay, and while the node is away.
+//! `hermes fetch` through a node: absolute form, CONNECT, overlay names, and an unreachable node.
 
 use hermes_testkit::binary::hermes;
 use hermes_testkit::ca::{Authority, Subject};

@@ -1,4 +1,4 @@
-//! What is on record of a tunnel, whichever version or listener it came by.
+//! Access-log entries of tunnels, for each version and kind of listener.
 
 use hermes_testkit::{
     ca::Subject,

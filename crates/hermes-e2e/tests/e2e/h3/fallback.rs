@@ -1,5 +1,5 @@
-//! Between two nodes: where QUIC does not get through HTTP/2 serves meanwhile, is what is asked for health, and is
-//! left again; and where the far one allows few streams there are more connections.
+//! HTTP/2 as the fallback between two nodes: it serves while QUIC packets are dropped, health checks use it, and it is
+//! left again. A far node with few streams gets more connections.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -1,8 +1,8 @@
-//! What lies unread where HTTP/3 brought it: whoever reads nothing holds up nobody beside him, on a client's connection
-//! and on one between nodes that all share; and what waits for him is counted.
+//! Unread data of HTTP/3 streams: a stalled peer delays no other session, neither on a client's connection nor on one
+//! between nodes, and its unread bytes are counted.
 //!
-//! In: uploads that no origin takes, answers that no client takes, tunnels that never open. Out: others' transfers on
-//! the same connection go on, and where too much lies there, those lose who hold most of it.
+//! In: uploads that no origin reads, responses that no client reads, tunnels that never open. Out: other transfers on
+//! the same connection continue; beyond the limit, the sessions with most unread data end.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use crate::h3::lab::{ANY, overlay};
 const WINDOWFUL: usize = 256 << 10;
 /// Streams that nobody reads: more than a connection has windows for.
 const STALLED: usize = 6;
-/// Made to wait.
+/// Time for stalled streams to fill what they can. No event marks it; on a slow machine the test only shows less.
 const WAITED: Duration = Duration::from_millis(300);
 /// What goes by beside them.
 const BESIDE: usize = 8 << 20;

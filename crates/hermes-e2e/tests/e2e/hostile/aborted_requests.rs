@@ -1,4 +1,4 @@
-//! Whose fault it was: what clients break off says nothing about the origin that it was meant for.
+//! Requests that clients abort are not blamed on the origin.
 
 use std::io;
 

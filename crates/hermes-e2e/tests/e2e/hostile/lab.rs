@@ -1,6 +1,6 @@
-//! What the attacks share: one node of one worker before origins that tell whatever they are asked.
+//! The fixture of the attacks: one node with one worker before origins that report each request.
 //!
-//! One worker, so that all sessions share its connections: what one client leaves behind on them, the next would get.
+//! All sessions share the connections of the one worker, so that leftovers of one client would reach the next one.
 
 use hermes_testkit::binary::hermes;
 use std::{io, net::SocketAddr};

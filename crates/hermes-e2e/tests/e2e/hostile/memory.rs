@@ -28,7 +28,7 @@ const GROWTH: u64 = 64 << 20;
 const MUCH: usize = 32 << 20;
 const MANY: usize = 8;
 const CHUNK_SIZE: usize = 64 << 10;
-/// A peer that takes nothing for so long makes us wait.
+/// Time for stalled peers to fill what they can. No event marks it; on a slow machine the test only shows less.
 const STALLED: Duration = Duration::from_millis(500);
 
 /// Accepts, reads nothing, and keeps everything open.

@@ -1,4 +1,4 @@
-//! Two nodes with one connection between them: what one client does there, all others would feel.
+//! Two nodes with a single connection between them, on which one client's behaviour affects all others.
 
 use hermes_testkit::{
     listener_client::{ListenerClient, TunnelMode},

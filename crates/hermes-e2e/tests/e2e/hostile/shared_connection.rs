@@ -1,7 +1,8 @@
-//! The connection between two nodes carries everybody's sessions: no client, and no origin, ends it for the others.
+//! The connection between two nodes carries the sessions of all clients: no client and no origin ends it for the
+//! others.
 //!
-//! In: what clients may do (go away in the midst of something, send what nobody wants), and what origins may answer.
-//! Out: that one session fails, if any; a bystander's tunnel lives, and the connection stays the first.
+//! In: clients that abort or send junk, and origins that respond with anything. Out: at most that session fails;
+//! another client's tunnel lives, and the connection is not replaced.
 
 use std::time::Duration;
 

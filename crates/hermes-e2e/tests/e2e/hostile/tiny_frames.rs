@@ -1,7 +1,7 @@
-//! Bytes one by one: each costs a chunk, a frame, a turn. Whoever sends them pays for it, and nobody beside.
+//! Single bytes in chunks and frames: the sender pays for the work that each one causes, and no other session does.
 //!
-//! In: single-byte chunks and frames by the hundred thousand, and responses that only ever begin. Out: the connection
-//! that others share lives on, the node's memory stays bounded, and others are served meanwhile.
+//! In: single-byte chunks and frames by the hundred thousand, and responses that never end. Out: the shared connection
+//! stays open, the node's memory stays bounded, and other clients are served meanwhile.
 
 use std::{io, time::Duration};
 
@@ -73,6 +73,7 @@ async fn unread_frames_of_one_byte_do_not_end_their_connection() {
     for _ in 0..20 {
         frames.send_bytes(&crumb).await.unwrap();
         frames.ping().await.unwrap();
+        // More than a tick of the worker, which moves what lies unread out of h2; the tick is announced nowhere.
         tokio::time::sleep(Duration::from_millis(120)).await;
     }
     let fields = [(":method", "CONNECT"), (":authority", "ECHO:7")];

@@ -57,7 +57,7 @@ upstreams:
 /// Takes little, and waits before it takes more: of each stream something in each tick of a node.
 const SIP: u32 = 256;
 const PAUSE: Duration = Duration::from_millis(12);
-/// Made to wait.
+/// Time for several ticks of a worker. No event marks a tick; on a slow machine the test only shows less.
 const STALLED: Duration = Duration::from_millis(200);
 
 /// Counts what it takes.
@@ -332,6 +332,7 @@ async fn single_bytes_for_a_closed_reader_do_not_end_the_connection() {
     for _ in 0..40 {
         frames.send_bytes(&crumbs).await.unwrap();
         frames.ping().await.unwrap();
+        // More than a tick of the worker, which moves what lies unread out of h2; the tick is announced nowhere.
         tokio::time::sleep(Duration::from_millis(110)).await;
     }
     echoes(&mut frames).await;

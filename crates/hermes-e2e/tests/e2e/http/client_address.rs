@@ -5,28 +5,20 @@ use std::io;
 use hermes_testkit::{
     ca::Subject,
     listener_client::{ListenerClient, NODE_NAME},
-    origin::{Origin, scripted},
+    origin::{
+        Origin,
+        scripted::{self, Heads},
+    },
     overlay::{Node, Overlay},
     raw_http1::{Head, RawHttp1},
 };
 use http::Request;
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::http::lab::{Seen, next, overlay, seen};
+use crate::http::lab::{next, overlay};
 
-fn origin() -> (Origin, Seen<Head>) {
-    let (sender, received) = seen();
-    let origin = scripted::h1(move |mut http1| {
-        let sender = sender.clone();
-        async move {
-            loop {
-                let head = http1.head().await?;
-                let _ = sender.send(head);
-                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
-            }
-        }
-    });
-    (origin.unwrap(), received)
+fn origin() -> (Origin, Heads) {
+    scripted::recording(|_| "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_owned()).unwrap()
 }
 
 const FAR: &str = "

@@ -1,4 +1,4 @@
-//! What a client sends before its tunnel is open goes along with the request, to nodes and to nobody else.
+//! Bytes that a client sends before its tunnel is open travel with the request, to nodes only.
 
 use std::net::SocketAddr;
 

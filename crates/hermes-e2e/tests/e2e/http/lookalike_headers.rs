@@ -2,27 +2,17 @@
 
 use hermes_testkit::{
     listener_client::ListenerClient,
-    origin::{Origin, scripted},
-    raw_http1::Head,
+    origin::{
+        Origin,
+        scripted::{self, Heads},
+    },
 };
 use http::Request;
 
-use crate::http::lab::{Seen, next, overlay, seen};
+use crate::http::lab::{next, overlay};
 
-fn origin() -> (Origin, Seen<Head>) {
-    let (sender, received) = seen();
-    let origin = scripted::h1(move |mut http1| {
-        let sender = sender.clone();
-        async move {
-            loop {
-                let head = http1.head().await?;
-                http1.body(&head).await?;
-                let _ = sender.send(head);
-                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await?;
-            }
-        }
-    });
-    (origin.unwrap(), received)
+fn origin() -> (Origin, Heads) {
+    scripted::recording(|_| "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_owned()).unwrap()
 }
 
 const DOCUMENT: &str = "

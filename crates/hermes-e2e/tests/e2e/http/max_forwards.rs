@@ -3,28 +3,19 @@
 use hermes_testkit::{
     listener_client::ListenerClient,
     multiplex::Answer,
-    origin::{Origin, scripted},
+    origin::{
+        Origin,
+        scripted::{self, Heads},
+    },
     overlay::{Node, Overlay},
-    raw_http1::Head,
 };
 use http::{Method, Request};
 
-use crate::http::lab::{Seen, next, overlay, seen};
+use crate::http::lab::{next, overlay};
 
 /// An origin that tells what it was asked, and answers 204.
-fn origin() -> (Origin, Seen<Head>) {
-    let (sender, receiver) = seen();
-    let origin = scripted::h1(move |mut http1| {
-        let sender = sender.clone();
-        async move {
-            loop {
-                let head = http1.head().await?;
-                let _ = sender.send(head);
-                http1.send("HTTP/1.1 204 No Content\r\n\r\n").await?;
-            }
-        }
-    });
-    (origin.unwrap(), receiver)
+fn origin() -> (Origin, Heads) {
+    scripted::recording(|_| "HTTP/1.1 204 No Content\r\n\r\n".to_owned()).unwrap()
 }
 
 const DOCUMENT: &str = "

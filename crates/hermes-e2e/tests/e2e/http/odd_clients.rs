@@ -1,4 +1,5 @@
-//! Requests of honest programs that no RFC covers, and long waits: each client is served, or told why not.
+//! Requests of legitimate programs that no RFC covers, and long waits: each client is served, or gets an error with a
+//! reason.
 
 use std::{io, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Names of the overlay: asked for without DNS, and going to different places for different users.
+//! Overlay names: resolved without DNS, and to different services for different users.
 
 use bytes::Bytes;
 use hermes_testkit::{

@@ -4,33 +4,29 @@ use std::{path::Path, time::Duration};
 
 use hermes_testkit::{
     listener_client::{ListenerClient, TunnelMode},
-    origin::{Origin, scripted},
+    origin::{
+        Origin,
+        scripted::{self, Heads},
+    },
     overlay::{Node, Overlay},
     process::{Port, Program, Running},
+    raw_http1::Head,
     skip::skip,
 };
 use http::Request;
 
-use crate::http::lab::{Seen, next, overlay, seen};
+use crate::http::lab::{next, overlay};
 
 /// The directories of squid's helpers in distributions.
 const HELPERS: [&str; 3] = ["/usr/lib/squid", "/usr/lib64/squid", "/usr/libexec/squid"];
 
 /// An origin that answers with its target, and tells which head it got.
-fn origin() -> (Origin, Seen<hermes_testkit::raw_http1::Head>) {
-    let (sender, receiver) = seen();
-    let origin = scripted::h1(move |mut http1| {
-        let sender = sender.clone();
-        async move {
-            loop {
-                let head = http1.head().await?;
-                let body = head.target().to_owned();
-                let _ = sender.send(head);
-                http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await?;
-            }
-        }
-    });
-    (origin.unwrap(), receiver)
+fn origin() -> (Origin, Heads) {
+    let echo = |head: &Head| {
+        let body = head.target();
+        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    };
+    scripted::recording(echo).unwrap()
 }
 
 /// squid, which requires credentials and accepts any; `None` if it is not installed.

@@ -1,4 +1,4 @@
-//! TLS from end to end: what goes through CONNECT is not opened on the way.
+//! End-to-end TLS: nodes do not open what passes through CONNECT.
 
 use std::{process::Stdio, sync::Arc};
 

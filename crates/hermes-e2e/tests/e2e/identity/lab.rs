@@ -4,11 +4,12 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::{
     ca::{Identity, Subject},
     listener_client::{ListenerClient, NODE_NAME},
-    origin::{Origin, scripted},
+    origin::{
+        Origin,
+        scripted::{self, Heads},
+    },
     overlay::{Node, Overlay},
-    raw_http1::Head,
 };
-use tokio::sync::mpsc::UnboundedReceiver;
 
 pub(crate) fn overlay() -> Overlay {
     Overlay::new(hermes()).unwrap()
@@ -20,20 +21,8 @@ pub(crate) fn subject(node: &str) -> Subject {
 }
 
 /// An origin of requests, and its heads.
-pub(crate) fn origin() -> (Origin, UnboundedReceiver<Head>) {
-    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
-    let origin = scripted::h1(move |mut http1| {
-        let sender = sender.clone();
-        async move {
-            loop {
-                let head = http1.head().await?;
-                http1.body(&head).await?;
-                let _ = sender.send(head);
-                http1.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await?;
-            }
-        }
-    });
-    (origin.unwrap(), receiver)
+pub(crate) fn origin() -> (Origin, Heads) {
+    scripted::recording(|_| "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok".to_owned()).unwrap()
 }
 
 /// Demands certificates, and knows a place for alice, one for bob, one for anybody.

@@ -1,4 +1,4 @@
-//! A node that speaks HTTP/3, what is behind it, and clients that check every byte.
+//! A node that speaks HTTP/3, its origins, and clients that check every byte.
 
 use hermes_testkit::binary::hermes;
 use std::net::{SocketAddr, UdpSocket};

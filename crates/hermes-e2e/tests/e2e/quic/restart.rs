@@ -1,7 +1,7 @@
-//! A process that dies and is started again: whoever was connected hears of it with the next packet.
+//! A process that dies and restarts: its peers learn of it with the next packet.
 //!
-//! In: connections whose server is killed without a word. Out: stateless resets from who comes after it, and a
-//! neighbour that goes on over a new connection of the same kind.
+//! In: connections whose server is killed. Out: stateless resets from its successor, and a neighbor that continues
+//! over a new connection of the same kind.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is asked for again and what is not, and how long anybody waits.
+//! Which refused requests are repeated, and how long a client waits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

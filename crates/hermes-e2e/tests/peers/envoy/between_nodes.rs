@@ -1,4 +1,4 @@
-//! Envoy between two nodes, which forwards what it need not understand: every pair of versions on its two sides.
+//! Envoy between two nodes: it forwards what it does not interpret, for every pair of versions on its two sides.
 
 use hermes_testkit::{
     flow::FlowMode,

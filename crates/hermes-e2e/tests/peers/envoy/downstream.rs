@@ -1,4 +1,4 @@
-//! Envoy before a node: its HTTP proxying, its tunnels of TCP and of UDP.
+//! Envoy as the downstream of a node: its HTTP proxying, and its tunnels of TCP and UDP.
 
 use hermes_testkit::{
     flow::FlowMode,

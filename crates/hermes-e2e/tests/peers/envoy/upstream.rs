@@ -1,4 +1,4 @@
-//! Envoy behind a node: the end of its tunnels, and its way to origins.
+//! Envoy as the upstream of a node: the end of its tunnels, and its path to origins.
 
 use hermes_testkit::{
     flow::{Flow, FlowMode},

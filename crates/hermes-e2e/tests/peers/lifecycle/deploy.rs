@@ -1,4 +1,5 @@
-//! Nodes are put onto this machine, into network namespaces of it, and onto one behind a real sshd, and taken away again.
+//! `hermes node place`: nodes on this machine, in its network namespaces, and on a machine with a real sshd; and their
+//! removal.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;

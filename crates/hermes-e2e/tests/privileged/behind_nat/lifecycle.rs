@@ -1,4 +1,4 @@
-//! What becomes of the service as the device, the hub and their documents come and go.
+//! Services behind NAT while the device, the hub and their documents come and go.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What reaches a service on a device that has dialled: everything, from every worker to every worker.
+//! Sessions of every kind reach a service on a device that has dialled, between every pair of workers.
 
 use hermes_testkit::{
     ca::Subject,

@@ -1,7 +1,7 @@
-//! What a client has said of addresses, where its session moves: another far end is told the same.
+//! Address requests of a CONNECT-IP client after its session moves: the new gateway receives the same requests.
 //!
-//! In: a client and far ends by hand, a node in the middle whose route changes. Out: what the far ends are asked, and the
-//! client hears. Needs no device.
+//! In: a scripted client and scripted gateways, and a node between them whose route changes. Out: the requests that
+//! the gateways receive, and the capsules that the client receives. Needs no device.
 
 use hermes_testkit::binary::hermes;
 use std::net::IpAddr;

@@ -1,6 +1,7 @@
-//! What a session may reach: what its route says, whatever its peer tells, and as long as the document does.
+//! The targets that an IP session may reach: those of its route, whatever its peer claims, and only while the document
+//! says so.
 //!
-//! In: clients' tunnels by hand, with fields of the overlay's own; documents that change. Out: which tunnels there are.
+//! In: scripted tunnels with the overlay's own fields, and documents that change. Out: the tunnels that open.
 
 use hermes_testkit::{
     ca::Subject,

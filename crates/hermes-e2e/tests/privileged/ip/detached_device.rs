@@ -1,7 +1,8 @@
-//! A device without a node: `hermes tun` on one machine, the node that carries its packets on another one.
+//! A device without a node: `hermes tun` on one machine, and the node that forwards its packets on another one.
 //!
-//! In: the program and its node, in namespaces of their own, and a gateway behind. Out: programs at both ends talk, with
-//! an MTU that nobody set; the program keeps no privilege that it does not need, and leaves nothing behind.
+//! In: the program and its node in their own namespaces, and a gateway after them. Out: programs at both ends
+//! communicate although no MTU is configured; `hermes tun` keeps no privilege that it does not need, and removes its
+//! state.
 
 use hermes_testkit::binary::hermes;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! What a device was given, when others take it away or add to it: it has again what its node gave it, and nothing else.
+//! A node restores exactly its own state of a device after other programs change it.
 //!
-//! In: links that go down, flushed tables and rules, successors that are refused or killed before they are ready. Out: what
-//! the kernel has of the device, before and after.
+//! In: links that go down, flushed tables and rules, successors that are rejected or killed before they are ready.
+//! Out: the kernel's state of the device, before and after.
 
 use std::cell::RefCell;
 

@@ -1,7 +1,7 @@
-//! IP packets that come to a port: who may bring them, and what the far end makes of their addresses.
+//! The `ip` listener: IP packets in UDP datagrams, who may send them, and how their addresses are translated.
 //!
-//! In: datagrams that are made by hand, and a far end that gives the addresses that it likes. Out: packets at the far
-//! end and back, counters, ICMP. Needs no root: there is no device.
+//! In: handmade datagrams, and a gateway that assigns any address. Out: packets at the gateway and back, counters,
+//! ICMP. Needs no root, since there is no device.
 
 use hermes_testkit::binary;
 use std::{

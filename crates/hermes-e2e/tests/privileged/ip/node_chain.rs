@@ -1,6 +1,6 @@
-//! Nodes in a row, each in a namespace of its own: a device at either end, hops of any version between.
+//! Nodes in a row, each in its own namespace: a device at either end, and hops of any version between them.
 //!
-//! In: the hops. Out: a running row, whose far address answers. Nobody sets an MTU anywhere.
+//! In: the hops. Out: a running chain whose far address answers. No MTU is configured.
 
 use hermes_testkit::binary::hermes;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,7 +1,7 @@
-//! Pings, and what is told where one is lost.
+//! Pings, with a report of the lost ones.
 //!
-//! In: who pings whom how often, and what is to be done in their midst. Out: whether all came back; if not, which are
-//! missing, and what the nodes and the kernel have dropped.
+//! In: source, destination and interval, and an action that runs meanwhile. Out: success if all returned; otherwise
+//! the missing ones, and the drop counters of the nodes and the kernel.
 
 use hermes_testkit::netns::Namespace;
 

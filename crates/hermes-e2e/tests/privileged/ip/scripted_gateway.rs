@@ -1,6 +1,6 @@
-//! A far end of CONNECT-IP by hand, over HTTP/1.1.
+//! A CONNECT-IP gateway over HTTP/1.1 whose behaviour the test scripts.
 //!
-//! In: the next session of a listener. Out: what it is asked, the packets that come; it gives the addresses that it likes.
+//! In: the next session of a listener. Out: the requests and packets that it receives. It assigns any address.
 
 use std::net::IpAddr;
 

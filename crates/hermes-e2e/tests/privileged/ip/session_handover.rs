@@ -1,7 +1,7 @@
-//! One node as several processes, one after the other, with sessions of clients that stay where they are.
+//! One node as several processes in sequence, while sessions of clients stay at their process.
 //!
-//! In: clients' tunnels by hand, successors that come, wait and are killed. Out: addresses, routes, packets, and which
-//! process ends by itself.
+//! In: scripted tunnels, and successors that start, wait and are killed. Out: addresses, routes, packets, and which
+//! process ends.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,7 @@
-//! Two addresses of one user that lead to one machine: what that answers says by itself not for which of them it is.
+//! Two virtual addresses that lead to the same machine: replies must return from the address that was asked.
 //!
-//! In: a near node that captures both, a far node whose route leads both to its own address, pings and connections.
-//! Out: each is answered by whom it asked, also after processes of either node were taken over.
+//! In: a near node that captures both addresses, a far node that routes both to its own address, pings and
+//! connections. Out: each reply comes from the requested address, also after takeovers of either node.
 
 use hermes_testkit::{
     origin::{self, stream},

@@ -1,7 +1,7 @@
-//! What a node in the middle does not understand it passes on unharmed: capsules of any type, datagrams of any context.
+//! Intermediate nodes forward capsules of unknown types and datagrams of unknown contexts unchanged.
 //!
-//! In: a client by hand at one end, an origin by hand that sends all back at the other, two nodes between them, over
-//! every pair of versions. Out: the same capsules in their order, the same datagrams. Needs no device.
+//! In: a scripted client, a scripted origin that echoes, and two nodes between them over every pair of versions. Out:
+//! the same capsules in order, and the same datagrams. Needs no device.
 
 use hermes_testkit::binary::hermes;
 use std::io;

@@ -1,7 +1,7 @@
 //! Two hundred changes in a row under load: no request fails, and no tunnel breaks.
 //!
-//! In: a device, two routers, two servers, and services at these. Out: requests on kept and on new connections, and long tunnels,
-//! every byte checked, while documents come and go.
+//! In: a device, two routers, two servers, and services at these. Out: requests on persistent and on new connections,
+//! and long tunnels, every byte checked, while documents are added and removed.
 
 use std::time::Instant;
 

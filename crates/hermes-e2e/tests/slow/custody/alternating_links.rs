@@ -1,4 +1,4 @@
-//! Links that are up in turns: no path exists from end to end at any instant.
+//! Links that are up in turns: no end-to-end path exists at any instant.
 
 use std::time::Duration;
 

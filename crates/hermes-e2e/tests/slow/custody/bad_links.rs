@@ -1,4 +1,4 @@
-//! Links that are seldom up and do worse than that, and a disk that is full.
+//! Intermittent links with loss, duplicates and reordering, and a full disk.
 
 use std::{process::Command, time::Duration};
 

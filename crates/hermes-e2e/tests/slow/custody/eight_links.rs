@@ -1,7 +1,7 @@
-//! Eight links in a row, each up a tenth of the time by chance, that lose, double and disorder what they take.
+//! Eight intermittent links in a row; each is up a tenth of the time and loses, duplicates and reorders packets.
 //!
-//! What has time arrives whole, once, and reaches its origin once. What has less than the links need fails with a reason.
-//! `HERMES_SEED` repeats a run: it is where chance comes from, of the links' times too.
+//! Transfers with enough time arrive complete, once, and reach their origin once. Others fail with a reason.
+//! `HERMES_SEED` repeats a run, with the same times of the links.
 
 use hermes_testkit::binary::hermes;
 use std::time::Duration;
