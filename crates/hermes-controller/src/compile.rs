@@ -2,8 +2,8 @@
 //!
 //! In: a catalog. Out: the document of each node, checked as by `hermes check`. The same catalog gives the same
 //! documents, byte for byte.
-//! Never: more than a node needs. A node learns of a service only if it is on the path of a user of that service, of a
-//! user only if that user's sessions pass it, and of other nodes only if they are neighbours.
+//! Never: more than a node needs. A node learns of a service only if it is on the path of a user of that service. It
+//! learns of a user only if that user's sessions pass it. It learns of other nodes only if they are neighbours.
 //!
 //! A service has one path from each node with users: the fewest links, through standalone nodes, to the nearest
 //! replicas. If several neighbours are equally near, all are endpoints of one upstream. If none of these is reachable,

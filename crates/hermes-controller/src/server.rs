@@ -118,8 +118,9 @@ pub async fn serve(
     }
 }
 
-/// The TLS configuration: a certificate for these names and addresses, with the CA and the cross-certificates of
-/// earlier CAs, so that a client with only a pin finds its CA; and the CAs of accepted clients.
+/// The TLS configuration: a certificate for these names and addresses, and the CAs of accepted clients.
+///
+/// The chain includes the CA and the cross-certificates of earlier CAs, so that a client with only a pin finds its CA.
 fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, ApplyError> {
     let denied = |error: String| ApplyError::Denied(format!("the controller's own certificate: {error}"));
     let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;

@@ -1,9 +1,10 @@
 //! The user's side: requests a video and receives it with ffmpeg.
 //!
-//! In: a URL and the server to request it from; the address that receives RTP. Out: the file that ffmpeg wrote, and the
-//! packets that a tap in front of it recorded. ffmpeg gets an SDP file, because its `rtp://` input reads one packet to
-//! detect the format and then reopens its socket. Packets in between would be missing from every stream, overlay or
-//! not.
+//! In: a URL and the server to request it from; the address that receives RTP.
+//! Out: the file that ffmpeg wrote, and the packets that a tap in front of it recorded.
+//!
+//! ffmpeg gets an SDP file, because its `rtp://` input reads one packet to detect the format and then reopens its
+//! socket. Packets in between would be missing from every stream, overlay or not.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
