@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -33,8 +34,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
+/// The default of `drain`.
+pub const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
+
 /// A complete node document.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Document {
     /// The node's name: letters, digits, `.`, `-` and `_`.
@@ -93,25 +97,7 @@ pub struct Document {
 impl Document {
     /// A document without listeners, routes and upstreams.
     pub fn new(node: &str) -> Self {
-        Self {
-            node: node.to_owned(),
-            admin: Default::default(),
-            admin_exposed: Default::default(),
-            drain: Default::default(),
-            draining: Default::default(),
-            workers: Default::default(),
-            role: Default::default(),
-            identity: Default::default(),
-            users: Default::default(),
-            limits: Default::default(),
-            dispatch: Default::default(),
-            access_log: Default::default(),
-            state: Default::default(),
-            listeners: Default::default(),
-            routes: Default::default(),
-            upstreams: Default::default(),
-            policies: Default::default(),
-        }
+        Self { node: node.to_owned(), ..Self::default() }
     }
 }
 

@@ -14,16 +14,19 @@ use crate::scalar::HumanDuration;
 use crate::snapshot::{self, IdentityFiles, RouteIndex, Snapshot};
 use crate::spiffe::{KEY, is_spiffe_segment, is_user_name};
 
-/// Default drain time.
-const DEFAULT_DRAIN: Duration = Duration::from_secs(10);
-
 /// Builds a snapshot without listeners, routes and upstreams.
 pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report) -> Snapshot {
     let node = report.ok_or_report(|| "node".to_owned(), node_name(&head.node));
     Snapshot {
         node: node.unwrap_or_default(),
         admin: admin(head, report),
-        drain: duration("drain", head.drain, DEFAULT_DRAIN, Duration::ZERO..=Duration::from_secs(3600), report),
+        drain: duration(
+            "drain",
+            head.drain,
+            document::DEFAULT_DRAIN,
+            Duration::ZERO..=Duration::from_secs(3600),
+            report,
+        ),
         draining: head.draining,
         workers: workers(head.workers, report),
         role: head.role,

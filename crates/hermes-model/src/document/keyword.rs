@@ -121,9 +121,10 @@ impl fmt::Display for UpstreamProtocol {
 }
 
 /// Protocol of a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1 and HTTP/2.
+    #[default]
     Http,
     /// TCP connections.
     Tcp,

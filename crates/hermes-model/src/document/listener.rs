@@ -13,7 +13,7 @@ use crate::scalar::{DeviceName, HostAddress, OneOrMany, Prefix};
 use crate::snapshot::{CarryNames, ClientAuth};
 
 /// A listener.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Listener {
     /// Unique name.
@@ -88,31 +88,7 @@ pub struct Listener {
 impl Listener {
     /// A listener with defaults only.
     pub fn new(name: &str, protocol: Protocol) -> Self {
-        Self {
-            name: name.to_owned(),
-            bind: Default::default(),
-            dial: Default::default(),
-            protocol,
-            authority: Default::default(),
-            set_headers: Default::default(),
-            tls: Default::default(),
-            trust: Default::default(),
-            proxy_protocol: Default::default(),
-            accept_post: Default::default(),
-            http2: Default::default(),
-            http3: Default::default(),
-            early_data: Default::default(),
-            device: Default::default(),
-            address: Default::default(),
-            names: Default::default(),
-            addresses: Default::default(),
-            forward: Default::default(),
-            ipv6: Default::default(),
-            capture: Default::default(),
-            carry_names: Default::default(),
-            network: Default::default(),
-            peers: Default::default(),
-        }
+        Self { name: name.to_owned(), protocol, ..Self::default() }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::scalar::{DeviceName, HostAddress, OneOrMany, Prefix, text_scalar};
 use crate::snapshot::{HostPort, OnChange, Target};
 
 /// A route.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Route {
     /// Unique name.
@@ -74,24 +74,7 @@ pub struct Route {
 impl Route {
     /// A route that matches everything and has no action yet.
     pub fn new(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            matching: Default::default(),
-            upstream: Default::default(),
-            terminate: Default::default(),
-            respond: Default::default(),
-            redirect: Default::default(),
-            rewrite: Default::default(),
-            retry: Default::default(),
-            custody: Default::default(),
-            cache: Default::default(),
-            upstream_rate_limit: Default::default(),
-            resume: Default::default(),
-            idempotency_key: Default::default(),
-            timeout: Default::default(),
-            on_change: Default::default(),
-            early_data: Default::default(),
-        }
+        Self { name: name.to_owned(), ..Self::default() }
     }
 }
 

@@ -12,7 +12,7 @@ use crate::scalar::{HumanDuration, OneOrMany};
 use crate::snapshot::{HostPort, TunnelMethod, UpstreamProtocol};
 
 /// An upstream.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Upstream {
     /// Unique name.
@@ -60,22 +60,7 @@ pub struct Upstream {
 impl Upstream {
     /// An upstream without endpoints.
     pub fn new(name: &str, protocol: UpstreamProtocol) -> Self {
-        Self {
-            name: name.to_owned(),
-            protocol,
-            endpoints: Default::default(),
-            node: Default::default(),
-            backup: Default::default(),
-            balance: Default::default(),
-            health: Default::default(),
-            outlier: Default::default(),
-            tunnel_method: Default::default(),
-            tls: Default::default(),
-            proxy_protocol: Default::default(),
-            overlay: Default::default(),
-            forward_proxy: Default::default(),
-            contact_plan: Default::default(),
-        }
+        Self { name: name.to_owned(), protocol, ..Self::default() }
     }
 }
 

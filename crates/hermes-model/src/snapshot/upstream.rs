@@ -128,7 +128,7 @@ impl fmt::Display for Endpoint {
 }
 
 /// Protocol of an upstream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpstreamProtocol {
     /// HTTP/1.1.
     H1,
@@ -139,6 +139,7 @@ pub enum UpstreamProtocol {
     /// A byte stream without HTTP: only for `tcp` sessions.
     Tcp,
     /// The protocol that ALPN selects (TLS only).
+    #[default]
     Auto,
 }
 
