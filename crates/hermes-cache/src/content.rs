@@ -55,20 +55,20 @@ impl Drop for Charge {
 }
 
 /// Bytes with the room that they use.
-pub struct Paid {
+pub struct ChargedBytes {
     /// The bytes, which may grow within the charge.
     pub bytes: Vec<u8>,
     /// The room that they take.
     pub charge: Charge,
 }
 
-impl AsRef<[u8]> for Paid {
+impl AsRef<[u8]> for ChargedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Paid {
+impl ChargedBytes {
     /// Converts the bytes to a chunk, which uses the room until its last slice is dropped.
     pub fn into_chunk(self) -> Bytes {
         debug_assert!(self.charge.bytes >= self.bytes.len() as u64, "nothing is free");
@@ -147,14 +147,14 @@ impl Run {
 
 /// The stored ranges of a representation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct StoredRanges {
     /// The length of the representation.
     pub total: u64,
     /// Stored ranges, in order, with gaps between them.
     pub runs: Vec<Range<u64>>,
 }
 
-impl Shape {
+impl StoredRanges {
     /// True if all bytes of `range` are present.
     pub fn covers(&self, range: &Range<u64>) -> bool {
         range.is_empty() || self.runs.iter().any(|run| run.start <= range.start && range.end <= run.end)
@@ -208,8 +208,8 @@ impl Content {
     }
 
     /// The ranges that are present.
-    pub fn shape(&self) -> Shape {
-        Shape { total: self.total, runs: self.runs.iter().map(Run::range).collect() }
+    pub fn shape(&self) -> StoredRanges {
+        StoredRanges { total: self.total, runs: self.runs.iter().map(Run::range).collect() }
     }
 
     /// The bytes, as runs in order.
@@ -244,7 +244,7 @@ impl Content {
                     bytes.extend_from_slice(&slice[..most]);
                     at += most as u64;
                 }
-                run.push(Paid { bytes, charge }.into_chunk());
+                run.push(ChargedBytes { bytes, charge }.into_chunk());
             }
             runs.push(run);
         }
@@ -297,13 +297,13 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_asked_for_at_once() {
-        let shape = Shape { total: 100, runs: vec![0..10, 20..30, 90..100] };
+        let shape = StoredRanges { total: 100, runs: vec![0..10, 20..30, 90..100] };
         assert_eq!(shape.missing(&(0..100)), Some(10..90));
         assert_eq!(shape.missing(&(5..25)), Some(10..20));
         assert_eq!(shape.missing(&(20..30)), None);
         assert_eq!(shape.missing(&(40..50)), Some(40..50));
         assert_eq!((shape.stored_bytes(), shape.covers(&(0..100))), (30, false));
-        assert!(Shape { total: 0, runs: Vec::new() }.covers(&(0..0)));
+        assert!(StoredRanges { total: 0, runs: Vec::new() }.covers(&(0..0)));
     }
 
     #[test]
@@ -311,7 +311,7 @@ mod tests {
         let tier = Tier::new(10, Gauge::default());
         let charge = tier.take(8).unwrap();
         assert!(tier.take(3).is_none());
-        let chunk = Paid { bytes: vec![7; 8], charge }.into_chunk();
+        let chunk = ChargedBytes { bytes: vec![7; 8], charge }.into_chunk();
         let slice = chunk.slice(2..3);
         drop(chunk);
         assert!(tier.take(3).is_none());

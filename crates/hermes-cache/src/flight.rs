@@ -16,22 +16,22 @@ use http::HeaderMap;
 use slab::Slab;
 use tokio::sync::Notify;
 
-use super::content::{Content, Paid, Run};
+use super::content::{ChargedBytes, Content, Run};
 use super::head::Head;
-use super::range::Asked;
+use super::range::RequestedRanges;
 use crate::error::FetchError;
 
 /// Maximum distance between the first and the last reader of a response that is not stored.
 pub const WINDOW: u64 = 512 << 10;
 /// Maximum distance between the received bytes and a new reader, which waits for them instead of fetching them itself.
-const AHEAD: u64 = 1 << 20;
+const MAX_JOIN_DISTANCE: u64 = 1 << 20;
 
 /// A fetch that others may join.
 pub struct Flight {
     /// The fields of the request that began the fetch, as they go to the origin.
     pub fields: HeaderMap,
     /// The part that the request asked for.
-    pub asked: Asked,
+    pub asked: RequestedRanges,
     settled: Notify,
     state: Mutex<State>,
 }
@@ -53,7 +53,7 @@ struct Open {
     base: Vec<Run>,
     run: Run,
     /// The buffer after `run` that is being filled; its bytes can be read already.
-    tail: Option<Paid>,
+    tail: Option<ChargedBytes>,
     /// The end of the fetched range, if it is known.
     until: Option<u64>,
     is_kept: bool,
@@ -71,7 +71,7 @@ struct Reader {
 }
 
 /// The head of a fetch, and the range that follows.
-pub struct Opening {
+pub struct FlightHead {
     /// The head of the response.
     pub head: Arc<Head>,
     /// The length of the representation, if it is known.
@@ -86,7 +86,7 @@ pub struct Opening {
 
 impl Flight {
     /// Creates a fetch whose head has not come yet.
-    pub fn new(fields: HeaderMap, asked: Asked) -> Arc<Self> {
+    pub fn new(fields: HeaderMap, asked: RequestedRanges) -> Arc<Self> {
         Arc::new(Self { fields, asked, settled: Notify::new(), state: Mutex::default() })
     }
 
@@ -117,8 +117,8 @@ impl Flight {
     }
 
     /// Records the head.
-    pub fn open(&self, opening: Opening) {
-        let Opening { head, total, base, start, until } = opening;
+    pub fn open(&self, opening: FlightHead) {
+        let FlightHead { head, total, base, start, until } = opening;
         let base = base.map_or_else(Vec::new, |base| base.runs().to_vec());
         let mut state = self.lock();
         let open = Open {
@@ -155,7 +155,7 @@ impl Flight {
         while let Some(run) = open.base.iter().find(|run| run.range().contains(&at)) {
             at = run.end();
         }
-        let from_here = open.run.range().start <= at && at <= open.edge().saturating_add(AHEAD);
+        let from_here = open.run.range().start <= at && at <= open.edge().saturating_add(MAX_JOIN_DISTANCE);
         let is_within = open.until.is_none_or(|until| {
             let behind = open.base.iter().find(|run| run.range().start == until).map_or(until, Run::end);
             wanted.end <= behind
@@ -218,7 +218,7 @@ impl Open {
 /// Methods of the fetching task.
 impl Flight {
     /// Appends as much as the buffer takes, and returns the rest, for which the caller provides another buffer.
-    pub fn push(&self, mut data: Bytes, room: Option<Paid>) -> Bytes {
+    pub fn push(&self, mut data: Bytes, room: Option<ChargedBytes>) -> Bytes {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Bytes::new() };
         if let Some(room) = room {

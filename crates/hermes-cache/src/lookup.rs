@@ -12,12 +12,12 @@ use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, StatusCode};
 
 use super::conditional::Conditions;
-use super::content::Shape;
+use super::content::StoredRanges;
 use super::directives::{Directives, Scope};
 use super::flight::{Flight, FlightReader};
 use super::head::{Head, Millis, Use};
 use super::key::Target;
-use super::range::{Asked, Resolved};
+use super::range::{RequestedRanges, Resolved};
 
 /// The head of a request as it would go to the origin.
 pub struct RequestHead {
@@ -34,7 +34,7 @@ pub struct RequestHead {
 }
 
 /// A request to the cache.
-pub struct Ask {
+pub struct CacheLookup {
     /// The target of the request.
     pub target: Target,
     /// The key of the target.
@@ -46,7 +46,7 @@ pub struct Ask {
     /// True for HEAD.
     pub is_head: bool,
     /// The requested range.
-    pub asked: Asked,
+    pub asked: RequestedRanges,
     /// The conditions of the request.
     pub conditions: Conditions,
     /// The rules of a shared cache apply to the response.
@@ -58,7 +58,7 @@ pub struct Ask {
 /// A joined fetch: the reader, the head, and the length if it is known.
 pub type Joined = (FlightReader, Arc<Head>, Option<u64>);
 
-impl Ask {
+impl CacheLookup {
     /// Creates a lookup. `user` is set in a cache that keeps users apart.
     pub fn new(head: RequestHead, is_shared: bool, user: Option<Arc<str>>) -> Self {
         // Requests without a user are served as those of a shared cache.
@@ -67,7 +67,7 @@ impl Ask {
         let target = Target::new(scheme, authority, path, user.filter(|_| !is_shared));
         let is_head = method == Method::HEAD;
         let says = Directives::of_request(&fields);
-        let asked = if is_head { Asked::Whole } else { Asked::parse(fields.get(RANGE)) };
+        let asked = if is_head { RequestedRanges::Whole } else { RequestedRanges::parse(fields.get(RANGE)) };
         Self {
             key: target.key(),
             target,
@@ -107,7 +107,7 @@ impl Ask {
     }
 
     /// Whether the stored bytes suffice.
-    pub fn is_served_by(&self, head: &Head, shape: &Shape) -> bool {
+    pub fn is_served_by(&self, head: &Head, shape: &StoredRanges) -> bool {
         self.is_head || self.is_met(head) || shape.covers(&self.wanted(head, shape.total))
     }
 
@@ -128,7 +128,7 @@ impl Ask {
         }
         let part = match total.map(|total| self.part(&head, total)) {
             // A range of a representation of unknown length cannot be resolved.
-            None if self.asked != Asked::Whole => return None,
+            None if self.asked != RequestedRanges::Whole => return None,
             Some(Resolved::Unsatisfiable) => return None,
             Some(Resolved::Part(range)) => Some(range),
             None | Some(Resolved::Whole) => None,

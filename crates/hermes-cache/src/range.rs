@@ -13,7 +13,7 @@ const MAX_RANGES: usize = 32;
 
 /// A range of a request. Its ends may depend on the length of the representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Piece {
+pub enum ByteRange {
     /// From the first byte position to the last one, both inclusive, or to the end.
     From(u64, Option<u64>),
     /// The last bytes, this many.
@@ -22,12 +22,12 @@ pub enum Piece {
 
 /// The ranges that a request asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Asked {
+pub enum RequestedRanges {
     /// The whole representation.
     #[default]
     Whole,
     /// Some parts; at least one.
-    Parts(Vec<Piece>),
+    Parts(Vec<ByteRange>),
 }
 
 /// The requested ranges, resolved for a representation of known length.
@@ -41,7 +41,7 @@ pub enum Resolved {
     Unsatisfiable,
 }
 
-impl Asked {
+impl RequestedRanges {
     /// Parses a `Range` field. An invalid one is ignored (RFC 9110, section 14.2).
     pub fn parse(value: Option<&HeaderValue>) -> Self {
         Self::try_parse(value).unwrap_or_default()
@@ -57,13 +57,13 @@ impl Asked {
         if pieces.len() > MAX_RANGES || pieces.is_empty() {
             return None;
         }
-        pieces.into_iter().map(piece).collect::<Option<Vec<_>>>().map(Asked::Parts)
+        pieces.into_iter().map(piece).collect::<Option<Vec<_>>>().map(RequestedRanges::Parts)
     }
 
     /// Resolves the ranges for a length. Ranges that do not join to a single one get the whole representation: a server
     /// may ignore `Range`, and a multipart response costs more than it saves.
     pub fn resolve(&self, total: u64) -> Resolved {
-        let Asked::Parts(pieces) = self else { return Resolved::Whole };
+        let RequestedRanges::Parts(pieces) = self else { return Resolved::Whole };
         let mut ranges: Vec<Range<u64>> = pieces.iter().filter_map(|piece| piece.resolve(total)).collect();
         ranges.sort_by_key(|range| range.start);
         let mut ranges = ranges.into_iter();
@@ -78,28 +78,28 @@ impl Asked {
     }
 }
 
-impl Piece {
+impl ByteRange {
     fn resolve(self, total: u64) -> Option<Range<u64>> {
         let range = match self {
-            Piece::From(first, last) => first..last.map_or(total, |last| last.saturating_add(1).min(total)),
-            Piece::Last(count) => total.saturating_sub(count)..total,
+            ByteRange::From(first, last) => first..last.map_or(total, |last| last.saturating_add(1).min(total)),
+            ByteRange::Last(count) => total.saturating_sub(count)..total,
         };
         (range.start < range.end).then_some(range)
     }
 }
 
-fn piece(text: &str) -> Option<Piece> {
+fn piece(text: &str) -> Option<ByteRange> {
     let (first, last) = text.split_once('-')?;
     let (first, last) = (first.trim(), last.trim());
     if first.is_empty() {
-        return number(last).map(Piece::Last);
+        return number(last).map(ByteRange::Last);
     }
     let first = number(first)?;
     if last.is_empty() {
-        return Some(Piece::From(first, None));
+        return Some(ByteRange::From(first, None));
     }
     let last = number(last)?;
-    (first <= last).then_some(Piece::From(first, Some(last)))
+    (first <= last).then_some(ByteRange::From(first, Some(last)))
 }
 
 fn number(text: &str) -> Option<u64> {
@@ -150,8 +150,8 @@ fn value(text: String) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn asked(text: &'static str) -> Asked {
-        Asked::parse(Some(&HeaderValue::from_static(text)))
+    fn asked(text: &'static str) -> RequestedRanges {
+        RequestedRanges::parse(Some(&HeaderValue::from_static(text)))
     }
 
     #[test]
@@ -183,7 +183,10 @@ mod tests {
             assert_eq!(asked(text).resolve(total), resolved, "{text}");
         }
         let many = (0..=MAX_RANGES).map(|_| "0-1").collect::<Vec<_>>().join(",");
-        assert_eq!(Asked::parse(HeaderValue::try_from(format!("bytes={many}")).ok().as_ref()), Asked::Whole);
+        assert_eq!(
+            RequestedRanges::parse(HeaderValue::try_from(format!("bytes={many}")).ok().as_ref()),
+            RequestedRanges::Whole
+        );
     }
 
     #[test]

@@ -16,7 +16,7 @@ use hermes_model::snapshot::{Action, Route, Snapshot};
 use crate::metrics::CacheMetrics;
 use crate::store::Cache;
 use crate::store::disk::root::Root;
-use crate::store::disk::{Ended, Place};
+use crate::store::disk::{CacheDir, Ended};
 
 /// The caches of a node, by route.
 #[derive(Default)]
@@ -117,7 +117,7 @@ impl Wanted {
     ) -> Arc<Cache> {
         let place = root.zip(self.directory.clone()).map(|(root, directory)| {
             let former = former.remove(&directory);
-            Place { root: root.clone(), directory, former }
+            CacheDir { root: root.clone(), directory, former }
         });
         Cache::new(self.settings, self.of.clone(), metrics(&self.route.name), place)
     }

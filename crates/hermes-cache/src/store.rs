@@ -15,12 +15,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use self::disk::{Disk, Ended, FileId, Loaded, Place};
-use self::index::{Filed, State};
-use super::content::{Charge, Content, Shape, Tier};
+use self::disk::{CacheDir, Disk, Ended, FileId, Loaded};
+use self::index::{DiskFile, State};
+use super::content::{Charge, Content, StoredRanges, Tier};
 use super::flight::{Flight, FlightReader};
 use super::head::{Head, Millis, Use};
-use super::lookup::Ask;
+use super::lookup::CacheLookup;
 use crate::error::FetchError;
 use crate::metrics::CacheMetrics;
 use http::HeaderMap;
@@ -54,7 +54,7 @@ pub struct Stored {
     /// The head of the response.
     pub head: Arc<Head>,
     /// The stored ranges.
-    pub shape: Arc<Shape>,
+    pub shape: Arc<StoredRanges>,
     /// The bytes in memory.
     pub content: Option<Arc<Content>>,
     /// The file on disk.
@@ -93,7 +93,7 @@ impl Miss {
 }
 
 /// The result of a lookup.
-pub enum Found {
+pub enum LookupResult {
     /// The stored response may be served.
     Hit(Stored),
     /// A fetch in progress may be joined.
@@ -110,18 +110,18 @@ pub enum Found {
     /// Another request may bring the same response.
     Wait(Arc<Flight>, Miss),
     /// The request must go to the origin.
-    Ask {
+    Fetch {
         /// A stored response that the origin may confirm.
         stored: Option<Stored>,
         /// Why the store could not serve it.
         miss: Miss,
         /// The right to fetch for others.
-        lead: Option<Lead>,
+        lead: Option<FlightOwner>,
     },
 }
 
 /// A fetch whose head has not arrived yet. Dropping this wakes the requests that wait for it.
-pub struct Lead {
+pub struct FlightOwner {
     cache: Arc<Cache>,
     key: Arc<str>,
     /// The fetch.
@@ -130,7 +130,7 @@ pub struct Lead {
     pub is_open: bool,
 }
 
-impl Drop for Lead {
+impl Drop for FlightOwner {
     fn drop(&mut self) {
         if !self.is_open {
             self.cache.land(&self.key, &self.flight);
@@ -147,7 +147,7 @@ impl Cache {
         settings: hermes_model::snapshot::Cache,
         of: String,
         metrics: CacheMetrics,
-        place: Option<Place>,
+        place: Option<CacheDir>,
     ) -> Arc<Self> {
         let directory = place.as_ref().map(|place| place.directory.clone());
         let cache = Arc::new_cyclic(|this| {
@@ -227,7 +227,7 @@ impl Cache {
     }
 
     /// Looks up a request. `waits` says whether it may wait for another request's fetch.
-    pub fn look(self: &Arc<Self>, ask: &Ask, now: Millis, waits: bool) -> Found {
+    pub fn look(self: &Arc<Self>, ask: &CacheLookup, now: Millis, waits: bool) -> LookupResult {
         let mut state = self.lock();
         let state = &mut *state;
         let variants = state.targets.get(&ask.key).map_or(&[][..], Vec::as_slice);
@@ -241,7 +241,7 @@ impl Cache {
             match judged {
                 Use::Fresh | Use::StaleAllowed if is_enough => {
                     state.touch(&(ask.key.clone(), *id));
-                    return Found::Hit(stored.clone());
+                    return LookupResult::Hit(stored.clone());
                 }
                 Use::Fresh | Use::StaleAllowed => miss = Miss::Partial,
                 Use::Stale => miss = Miss::Stale,
@@ -251,7 +251,7 @@ impl Cache {
         let flights = state.flights.get(&ask.key).map_or(&[][..], Vec::as_slice);
         for flight in flights.iter().filter(|_| ask.may_join) {
             if let Some((reader, head, total)) = ask.join(flight, now) {
-                return Found::Join { reader, head, total, miss };
+                return LookupResult::Join { reader, head, total, miss };
             }
         }
         let stored = best.map(|(_, stored)| stored);
@@ -260,18 +260,20 @@ impl Cache {
             let is_same = |flight: &&Arc<Flight>| {
                 let names = known.map(|variant| &variant.head.vary);
                 let fits = names.is_none_or(|vary| vary.0.iter().all(|(name, _)| same(ask, flight, name)));
-                flight.is_asking() && fits && (flight.asked == super::range::Asked::Whole || flight.asked == ask.asked)
+                flight.is_asking()
+                    && fits
+                    && (flight.asked == super::range::RequestedRanges::Whole || flight.asked == ask.asked)
             };
             if let Some(flight) = flights.iter().find(is_same) {
-                return Found::Wait(flight.clone(), miss);
+                return LookupResult::Wait(flight.clone(), miss);
             }
         }
         let lead = (ask.may_join && !ask.is_head).then(|| {
             let flight = Flight::new(ask.fields.clone(), ask.asked.clone());
             state.flights.entry(ask.key.clone()).or_default().push(flight.clone());
-            Lead { cache: self.clone(), key: ask.key.clone(), flight, is_open: false }
+            FlightOwner { cache: self.clone(), key: ask.key.clone(), flight, is_open: false }
         });
-        Found::Ask { stored, miss, lead }
+        LookupResult::Fetch { stored, miss, lead }
     }
 
     /// Removes a fetch that has ended, or that only its present readers may read.
@@ -333,11 +335,11 @@ impl Cache {
 impl Cache {
     /// Records that a response is in a file. Returns its present head, which may be newer; `None` if the response is no
     /// longer stored, so that nobody needs the file.
-    pub fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64, shape: Shape) -> Option<Arc<Head>> {
+    pub fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64, shape: StoredRanges) -> Option<Arc<Head>> {
         let mut gone = Vec::new();
         let mut state = self.lock();
         let place = (key.clone(), id);
-        let filed = Filed { id: file, bytes, shape: Arc::new(shape) };
+        let filed = DiskFile { id: file, bytes, shape: Arc::new(shape) };
         let found = state.find(&place).map(|variant| {
             variant.writes = variant.writes.saturating_sub(1);
             (variant.used, variant.head.clone(), variant.file.replace(filed))
@@ -367,7 +369,7 @@ impl Cache {
     }
 
     /// Adds a response that was found in a file. Returns false if it is not useful.
-    pub fn found(&self, key: &Arc<str>, head: &Arc<Head>, shape: Shape, file: FileId, bytes: u64) -> bool {
+    pub fn found(&self, key: &Arc<str>, head: &Arc<Head>, shape: StoredRanges, file: FileId, bytes: u64) -> bool {
         let mut gone = Vec::new();
         let mut state = self.lock();
         let like = state.like(key, &head.vary).map(|variant| (variant.id, variant.head.times.came));
@@ -381,7 +383,7 @@ impl Cache {
         let is_wanted = charge.is_some();
         if let Some(charge) = charge {
             let shape = Arc::new(shape);
-            let filed = Filed { id: file, bytes, shape: shape.clone() };
+            let filed = DiskFile { id: file, bytes, shape: shape.clone() };
             let (_, oldest) = state.insert(key, head.clone(), charge, shape, None, Some(filed));
             gone.extend(oldest);
             state.on_disk += bytes;
@@ -452,7 +454,7 @@ impl Cache {
     }
 }
 
-fn same(ask: &Ask, flight: &Flight, name: &http::HeaderName) -> bool {
+fn same(ask: &CacheLookup, flight: &Flight, name: &http::HeaderName) -> bool {
     let all = |fields: &HeaderMap| fields.get_all(name).iter().cloned().collect::<Vec<_>>();
     all(&ask.fields) == all(&flight.fields)
 }

@@ -34,18 +34,18 @@ pub fn told(headers: &HeaderMap) -> Option<Plan> {
 }
 
 /// Number of contacts that are remembered, and the minimum of them that must fit a period.
-const REMEMBERED: usize = 8;
-const ENOUGH: usize = 3;
+const MAX_CONTACTS: usize = 8;
+const MIN_CONTACTS: usize = 3;
 /// Maximum delay between a contact and its detection: a neighbour with data probes the link every 20 ms.
-const LATE: Duration = Duration::from_millis(30);
+const MAX_DETECTION_DELAY: Duration = Duration::from_millis(30);
 /// Minimum period; the prediction of a shorter one is useless.
-const SHORTEST: Duration = Duration::from_millis(300);
+const MIN_PERIOD: Duration = Duration::from_millis(300);
 /// Maximum number of missed contacts in a row.
-const MISSED: u32 = 8;
+const MAX_MISSED_CONTACTS: u32 = 8;
 
 /// Recent contacts of a link, and the period found in them.
 #[derive(Debug)]
-pub struct Contact {
+pub struct ContactPlan {
     /// Origin of the recorded times.
     epoch: Instant,
     came: VecDeque<Duration>,
@@ -61,17 +61,17 @@ struct Order {
     fits: usize,
 }
 
-impl Default for Contact {
+impl Default for ContactPlan {
     fn default() -> Self {
         Self { epoch: Instant::now(), came: VecDeque::new(), order: None }
     }
 }
 
-impl Contact {
+impl ContactPlan {
     /// Records a contact. The link may have come up earlier, if it was not used before.
     pub fn came(&mut self, at: Instant) {
         let at = at.saturating_duration_since(self.epoch).max(self.came.back().copied().unwrap_or_default());
-        if self.came.len() == REMEMBERED {
+        if self.came.len() == MAX_CONTACTS {
             self.came.pop_front();
         }
         self.came.push_back(at);
@@ -84,15 +84,15 @@ impl Contact {
         let pairs = self.came.iter().enumerate().flat_map(|(index, one)| {
             self.came.iter().skip(index + 1).map(move |other| (*one, other.saturating_sub(*one)))
         });
-        let orders = pairs.filter(|(_, period)| *period >= SHORTEST).map(|(one, period)| self.order(one, period));
-        let is_one = |order: &Order| order.fits >= ENOUGH && order.period >= SHORTEST;
+        let orders = pairs.filter(|(_, period)| *period >= MIN_PERIOD).map(|(one, period)| self.order(one, period));
+        let is_one = |order: &Order| order.fits >= MIN_CONTACTS && order.period >= MIN_PERIOD;
         orders.filter(is_one).max_by_key(|order| (order.fits, order.period))
     }
 
     /// Fits a period to the contacts from this time on.
     fn order(&self, begin: Duration, period: Duration) -> Order {
-        let (begin, of_period, late) = (begin.as_secs_f64(), period.as_secs_f64(), LATE.as_secs_f64());
-        let (mut fitting, mut periods) = (Vec::with_capacity(REMEMBERED), 1.0);
+        let (begin, of_period, late) = (begin.as_secs_f64(), period.as_secs_f64(), MAX_DETECTION_DELAY.as_secs_f64());
+        let (mut fitting, mut periods) = (Vec::with_capacity(MAX_CONTACTS), 1.0);
         for at in self.came.iter().map(Duration::as_secs_f64) {
             let count = ((at - begin) / of_period).round();
             if count >= 0.0 && (at - begin - count * of_period).abs() <= late {
@@ -114,7 +114,7 @@ impl Contact {
         let Some(since) = now.checked_duration_since(last) else { return Some(last) };
         let periods = u32::try_from(since.as_nanos() / period.as_nanos()).ok()?;
         // A link that was not heard for long has another period by now, or none.
-        (periods < MISSED).then(|| last + period * (periods + 1))
+        (periods < MAX_MISSED_CONTACTS).then(|| last + period * (periods + 1))
     }
 }
 
@@ -122,8 +122,8 @@ impl Contact {
 mod tests {
     use super::*;
 
-    fn after(times: &[u64]) -> Contact {
-        let mut contact = Contact::default();
+    fn after(times: &[u64]) -> ContactPlan {
+        let mut contact = ContactPlan::default();
         let epoch = contact.epoch;
         times.iter().for_each(|at| contact.came(epoch + Duration::from_millis(*at)));
         contact

@@ -21,16 +21,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Direction, ExchangeId, Record};
 
-pub(crate) use self::exchange::{Appended, Entry, Former, Limits, Output, Side, Survives};
+pub(crate) use self::exchange::{Appended, Durability, Entry, Limits, Output, RestoredStream, Side};
 use self::exchange::{Exchange, PARTS};
 use self::index::{Indexed, Peer};
 use self::local::HeldUp;
 pub use self::neighbour::BY;
 pub(crate) use self::neighbour::MAX_CUSTODY_TIME;
 use self::quota::Account;
-use super::half::{Half, RECORD, Upto};
+use super::stream_state::{Progress, RECORD, StreamState};
 
 /// Size of the data in one record. Small exchanges wait for at most this much of a large one.
 const CHUNK: usize = RECORD as usize;
@@ -47,7 +47,7 @@ pub(crate) struct Engine {
     /// Deadlines of exchanges and of entries in `ended`.
     deadlines: BTreeSet<(Duration, ExchangeId)>,
     /// Local producers that are far ahead of what their path takes.
-    held_up: BTreeMap<(ExchangeId, Part), HeldUp>,
+    held_up: BTreeMap<(ExchangeId, Direction), HeldUp>,
     /// Neighbours that may forget an exchange once its end is in the journal. If a neighbour forgot it earlier, it
     /// would accept the exchange as new when this node, restarted, offers it again.
     farewells: HashMap<ExchangeId, Arc<str>>,
@@ -123,7 +123,7 @@ impl Engine {
     }
 
     /// The failures that acknowledged bytes of this exchange survive.
-    pub(crate) fn survives(&self, id: ExchangeId) -> Survives {
+    pub(crate) fn survives(&self, id: ExchangeId) -> Durability {
         self.exchanges.get(&id).map(|exchange| exchange.survives).unwrap_or_default()
     }
 
@@ -139,21 +139,21 @@ impl Engine {
     }
 
     /// The bytes received in one direction.
-    pub(crate) fn have(&self, id: ExchangeId, part: Part) -> Option<Upto> {
-        self.half(id, part).map(Half::have)
+    pub(crate) fn have(&self, id: ExchangeId, part: Direction) -> Option<Progress> {
+        self.half(id, part).map(StreamState::have)
     }
 
     /// Whether the beginning of a direction was deleted, so that nobody can read it from the start.
-    pub(crate) fn is_torn(&self, id: ExchangeId, part: Part) -> bool {
-        self.half(id, part).is_some_and(Half::is_torn)
+    pub(crate) fn is_torn(&self, id: ExchangeId, part: Direction) -> bool {
+        self.half(id, part).is_some_and(StreamState::is_torn)
     }
 
     /// Length of the head that this node wrote for a direction.
-    pub(crate) fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
-        self.half(id, part).map(Half::head_length)
+    pub(crate) fn head_length(&self, id: ExchangeId, part: Direction) -> Option<u64> {
+        self.half(id, part).map(StreamState::head_length)
     }
 
-    fn half(&self, id: ExchangeId, part: Part) -> Option<&Half> {
+    fn half(&self, id: ExchangeId, part: Direction) -> Option<&StreamState> {
         self.exchanges.get(&id).map(|exchange| exchange.half_of(part))
     }
 
@@ -186,7 +186,7 @@ impl Engine {
         (account, owner): (&Arc<str>, &Arc<str>),
         is_tunnel: bool,
     ) -> Result<(), &'static str> {
-        self.add(id, Side::Here, Half::default(), (now, left), account, owner)?;
+        self.add(id, Side::Here, StreamState::default(), (now, left), account, owner)?;
         self.go(id, to, account, is_tunnel);
         Ok(())
     }
@@ -198,7 +198,7 @@ impl Engine {
         &mut self,
         id: ExchangeId,
         from: Side,
-        request: Half,
+        request: StreamState,
         (now, left): (Duration, Duration),
         account: &Arc<str>,
         owner: &Arc<str>,
@@ -217,7 +217,7 @@ impl Engine {
         &mut self,
         id: ExchangeId,
         from: Side,
-        request: Half,
+        request: StreamState,
         (now, left): (Duration, Duration),
         account: &Arc<str>,
         owner: &Arc<str>,
@@ -235,7 +235,7 @@ impl Engine {
             from,
             to: None,
             request,
-            response: Half::default(),
+            response: StreamState::default(),
             deadline,
             account: account.clone(),
             owner: owner.clone(),
@@ -262,7 +262,7 @@ impl Engine {
         (now, left, life): (Duration, Duration, Duration),
         account: &Arc<str>,
         is_tunnel: bool,
-        [request, response]: [Former; 2],
+        [request, response]: [RestoredStream; 2],
     ) {
         // If both sides are neighbours, this node writes a response head of its own.
         let has_head = matches!((&from, &to), (Side::Peer(_), Side::Peer(_)));
@@ -274,8 +274,8 @@ impl Engine {
             exchange.to = Some(to.clone());
             (exchange.is_tunnel, exchange.life) = (is_tunnel, life);
             (exchange.is_restored, exchange.is_vouched) = (true, is_vouched);
-            if exchange.survives == Survives::Nothing {
-                exchange.survives = Survives::Process;
+            if exchange.survives == Durability::Nothing {
+                exchange.survives = Durability::Process;
             }
             exchange.is_known = true;
             for part in PARTS {
@@ -348,7 +348,7 @@ impl Engine {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         let had = exchange.request.have();
         self.go(id, Side::Here, account, is_tunnel);
-        self.settle_as(id, Part::Request, 0, Bytes::new(), had.is_whole);
+        self.settle_as(id, Direction::Request, 0, Bytes::new(), had.is_whole);
     }
 
     /// Forwards an exchange that a neighbour began. `head` replaces the first `theirs` bytes of the request. The
@@ -377,20 +377,20 @@ impl Engine {
                 return Appended::Full;
             }
         }
-        exchange.response = Half::awaiting_head();
+        exchange.response = StreamState::awaiting_head();
         self.go(id, to, account, is_tunnel);
-        self.settle(id, Part::Request, theirs, head);
+        self.settle(id, Direction::Request, theirs, head);
         Appended::Taken
     }
 
     /// Sets the head of a direction: `head` replaces the first `theirs` bytes.
-    pub(crate) fn settle(&mut self, id: ExchangeId, part: Part, theirs: u64, head: Bytes) {
+    pub(crate) fn settle(&mut self, id: ExchangeId, part: Direction, theirs: u64, head: Bytes) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let is_whole = exchange.half(part).have().is_whole;
         self.settle_as(id, part, theirs, head, is_whole);
     }
 
-    fn settle_as(&mut self, id: ExchangeId, part: Part, theirs: u64, head: Bytes, is_whole: bool) {
+    fn settle_as(&mut self, id: ExchangeId, part: Direction, theirs: u64, head: Bytes, is_whole: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let half = exchange.half(part);
         if !half.awaits_head() || half.have().offset < theirs {
@@ -413,7 +413,7 @@ impl Engine {
         self.reindex(id);
     }
 
-    fn take(&mut self, id: ExchangeId, part: Part, offset: u64, bytes: Bytes, is_last: bool) {
+    fn take(&mut self, id: ExchangeId, part: Direction, offset: u64, bytes: Bytes, is_last: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let half = exchange.half(part);
         let awaits_head = half.awaits_head();

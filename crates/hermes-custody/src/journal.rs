@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use hermes_wire::varint;
 
 use super::engine::Side;
@@ -28,16 +28,16 @@ pub enum Intent {
 
 /// An entry of an exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Note {
+pub(super) enum JournalRecord {
     /// The exchange exists. The deadline is in milliseconds since 1970, because a restart resets all other clocks. The
     /// exchange arrived `life` milliseconds before its deadline.
     Begin { from: Side, account: Arc<str>, deadline: u64, life: u64 },
     /// The exchange goes to this side.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// The stream begins with this head, which replaces the first `theirs` bytes of the previous node's stream.
-    Head { part: Part, theirs: u64, bytes: Bytes },
+    Head { part: Direction, theirs: u64, bytes: Bytes },
     /// More bytes of the stream, at this offset.
-    Bytes { part: Part, offset: u64, is_last: bool, bytes: Bytes },
+    Bytes { part: Direction, offset: u64, is_last: bool, bytes: Bytes },
     /// The request goes to an origin that must not receive it twice.
     Intent(Intent),
     /// The exchange has a local client, whose request this was. A client that repeats the request may read the
@@ -65,49 +65,49 @@ const OF_RESPONSE: u8 = 1;
 const LAST: u8 = 2;
 
 /// Appends a record. Returns the offset of the entry's data within the record.
-pub(super) fn put(id: ExchangeId, note: &Note, out: &mut BytesMut) -> usize {
+pub(super) fn put(id: ExchangeId, note: &JournalRecord, out: &mut BytesMut) -> usize {
     let start = out.len();
     out.put_bytes(0, FRAME);
     let mut data = None;
     match note {
-        Note::Begin { from, account, deadline, life } => {
+        JournalRecord::Begin { from, account, deadline, life } => {
             head(BEGIN, id, out);
             varint::encode((*deadline).min(varint::MAX), out);
             varint::encode((*life).min(varint::MAX), out);
             put_side(from, out);
             put_text(account, out);
         }
-        Note::Lead { to, account, is_tunnel } => {
+        JournalRecord::Lead { to, account, is_tunnel } => {
             head(if *is_tunnel { LEAD_TUNNEL } else { LEAD }, id, out);
             put_side(to, out);
             put_text(account, out);
         }
-        Note::Head { part, theirs, bytes } => {
+        JournalRecord::Head { part, theirs, bytes } => {
             head(HEAD, id, out);
             out.put_u8(flags(*part, false));
             varint::encode(*theirs, out);
             data = Some(bytes);
         }
-        Note::Bytes { part, offset, is_last, bytes } => {
+        JournalRecord::Bytes { part, offset, is_last, bytes } => {
             head(BYTES, id, out);
             out.put_u8(flags(*part, *is_last));
             varint::encode(*offset, out);
             data = Some(bytes);
         }
-        Note::Intent(Intent::Certain) => head(INTENT, id, out),
-        Note::Intent(Intent::Possible) => head(DOUBT, id, out),
-        Note::Asked { bytes } => {
+        JournalRecord::Intent(Intent::Certain) => head(INTENT, id, out),
+        JournalRecord::Intent(Intent::Possible) => head(DOUBT, id, out),
+        JournalRecord::Asked { bytes } => {
             head(ASKED, id, out);
             data = Some(bytes);
         }
-        Note::Gone { peer, status, reason, deadline } => {
+        JournalRecord::Gone { peer, status, reason, deadline } => {
             head(GONE, id, out);
             out.put_u16(*status);
             varint::encode((*deadline).min(varint::MAX), out);
             put_text(peer, out);
             put_text(reason, out);
         }
-        Note::Forget => head(FORGET, id, out),
+        JournalRecord::Forget => head(FORGET, id, out),
     }
     let at = out.len() - start;
     if let Some(bytes) = data {
@@ -125,8 +125,8 @@ fn head(kind: u8, id: ExchangeId, out: &mut BytesMut) {
     out.put_slice(&id.0);
 }
 
-fn flags(part: Part, is_last: bool) -> u8 {
-    (if part == Part::Response { OF_RESPONSE } else { 0 }) | if is_last { LAST } else { 0 }
+fn flags(part: Direction, is_last: bool) -> u8 {
+    (if part == Direction::Response { OF_RESPONSE } else { 0 }) | if is_last { LAST } else { 0 }
 }
 
 fn put_text(text: &str, out: &mut BytesMut) {
@@ -146,7 +146,7 @@ fn put_side(side: &Side, out: &mut BytesMut) {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) id: ExchangeId,
-    pub(super) note: Note,
+    pub(super) note: JournalRecord,
     /// Offset of the data within the record, and the record's length.
     pub(super) at: usize,
     pub(super) length: usize,
@@ -171,36 +171,40 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
     let note = match kind {
         BEGIN => {
             let (deadline, life) = (number(&mut payload)?, number(&mut payload)?);
-            Note::Begin { deadline, life, from: side(&mut payload)?, account: text(&mut payload)? }
+            JournalRecord::Begin { deadline, life, from: side(&mut payload)?, account: text(&mut payload)? }
         }
-        LEAD | LEAD_TUNNEL => {
-            Note::Lead { to: side(&mut payload)?, account: text(&mut payload)?, is_tunnel: kind == LEAD_TUNNEL }
-        }
+        LEAD | LEAD_TUNNEL => JournalRecord::Lead {
+            to: side(&mut payload)?,
+            account: text(&mut payload)?,
+            is_tunnel: kind == LEAD_TUNNEL,
+        },
         HEAD | BYTES if !payload.is_empty() => {
             let flags = payload.get_u8();
-            let part = if flags & OF_RESPONSE == 0 { Part::Request } else { Part::Response };
+            let part = if flags & OF_RESPONSE == 0 { Direction::Request } else { Direction::Response };
             let number = number(&mut payload)?;
             let bytes = std::mem::take(&mut payload);
             if kind == HEAD {
-                Note::Head { part, theirs: number, bytes }
+                JournalRecord::Head { part, theirs: number, bytes }
             } else {
-                Note::Bytes { part, offset: number, is_last: flags & LAST != 0, bytes }
+                JournalRecord::Bytes { part, offset: number, is_last: flags & LAST != 0, bytes }
             }
         }
-        INTENT => Note::Intent(Intent::Certain),
-        DOUBT => Note::Intent(Intent::Possible),
+        INTENT => JournalRecord::Intent(Intent::Certain),
+        DOUBT => JournalRecord::Intent(Intent::Possible),
         // The entry lives long. A slice of the segment's buffer would keep the whole buffer alive.
-        ASKED => Note::Asked { bytes: Bytes::copy_from_slice(&std::mem::take(&mut payload)) },
+        ASKED => JournalRecord::Asked { bytes: Bytes::copy_from_slice(&std::mem::take(&mut payload)) },
         GONE if payload.len() >= 2 => {
             let status = payload.get_u16();
             let deadline = number(&mut payload)?;
-            Note::Gone { status, deadline, peer: text(&mut payload)?, reason: text(&mut payload)? }
+            JournalRecord::Gone { status, deadline, peer: text(&mut payload)?, reason: text(&mut payload)? }
         }
-        FORGET => Note::Forget,
+        FORGET => JournalRecord::Forget,
         _ => return None,
     };
     let data = match &note {
-        Note::Head { bytes, .. } | Note::Bytes { bytes, .. } | Note::Asked { bytes } => bytes.len(),
+        JournalRecord::Head { bytes, .. } | JournalRecord::Bytes { bytes, .. } | JournalRecord::Asked { bytes } => {
+            bytes.len()
+        }
         _ => 0,
     };
     payload.is_empty().then_some(Found { id, note, at: FRAME + whole - data, length: FRAME + whole })
@@ -236,21 +240,31 @@ mod tests {
 
     const ID: ExchangeId = ExchangeId([9; 16]);
 
-    fn all() -> Vec<Note> {
+    fn all() -> Vec<JournalRecord> {
         let peer = || Side::Peer(Arc::from("next/10.0.0.1:443"));
         vec![
-            Note::Begin { from: peer(), account: Arc::from("route"), deadline: 1_700_000_000_000, life: 900_000 },
-            Note::Begin { from: Side::Here, account: Arc::from(""), deadline: 0, life: 0 },
-            Note::Lead { to: peer(), account: Arc::from("route"), is_tunnel: false },
-            Note::Lead { to: Side::Here, account: Arc::from(""), is_tunnel: true },
-            Note::Head { part: Part::Response, theirs: 70, bytes: Bytes::from_static(b"head") },
-            Note::Bytes { part: Part::Request, offset: 1 << 40, is_last: true, bytes: Bytes::new() },
-            Note::Bytes { part: Part::Response, offset: 4, is_last: false, bytes: Bytes::from(vec![5; 100_000]) },
-            Note::Intent(Intent::Certain),
-            Note::Intent(Intent::Possible),
-            Note::Asked { bytes: Bytes::from_static(b"GET /") },
-            Note::Gone { peer: Arc::from("n1"), status: 502, reason: Arc::from("so it is"), deadline: 7 },
-            Note::Forget,
+            JournalRecord::Begin {
+                from: peer(),
+                account: Arc::from("route"),
+                deadline: 1_700_000_000_000,
+                life: 900_000,
+            },
+            JournalRecord::Begin { from: Side::Here, account: Arc::from(""), deadline: 0, life: 0 },
+            JournalRecord::Lead { to: peer(), account: Arc::from("route"), is_tunnel: false },
+            JournalRecord::Lead { to: Side::Here, account: Arc::from(""), is_tunnel: true },
+            JournalRecord::Head { part: Direction::Response, theirs: 70, bytes: Bytes::from_static(b"head") },
+            JournalRecord::Bytes { part: Direction::Request, offset: 1 << 40, is_last: true, bytes: Bytes::new() },
+            JournalRecord::Bytes {
+                part: Direction::Response,
+                offset: 4,
+                is_last: false,
+                bytes: Bytes::from(vec![5; 100_000]),
+            },
+            JournalRecord::Intent(Intent::Certain),
+            JournalRecord::Intent(Intent::Possible),
+            JournalRecord::Asked { bytes: Bytes::from_static(b"GET /") },
+            JournalRecord::Gone { peer: Arc::from("n1"), status: 502, reason: Arc::from("so it is"), deadline: 7 },
+            JournalRecord::Forget,
         ]
     }
 

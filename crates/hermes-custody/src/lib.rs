@@ -14,18 +14,18 @@
 
 pub mod contact_plan;
 mod engine;
-mod half;
 mod journal;
 pub mod service;
 mod store;
+mod stream_state;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test")]
 mod tests;
 mod window;
 
 pub use engine::BY;
-pub use half::Upto;
 pub use journal::Intent;
+pub use stream_state::Progress;
 
 /// The prefix of a failure's reason if nobody knows whether the origin has processed the request.
 pub const OUTCOME_UNKNOWN: &str = "outcome unknown";

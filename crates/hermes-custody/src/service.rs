@@ -19,13 +19,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::snapshot::{Custody, Durable, Snapshot};
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use tokio::time::Instant;
 
 use self::state::{End, State, Storing};
-pub use self::stored::Resumed;
-use super::engine::{Limits, Side, Survives};
-use super::journal::Note;
+pub use self::stored::RestoredExchange;
+use super::engine::{Durability, Limits, Side};
+use super::journal::JournalRecord;
 use super::store::Job;
 
 /// The reason why an exchange failed.
@@ -38,7 +38,7 @@ pub struct Failure {
 }
 
 /// The custody of a node.
-pub struct Office {
+pub struct CustodyService {
     state: Mutex<State>,
     epoch: Instant,
     /// The account of exchanges without a route yet, and of those whose route has no `custody`.
@@ -50,14 +50,14 @@ pub struct Office {
 /// Maximum number of such addresses; further ones are not logged.
 const MAX_REFUSED_ADDRESSES: usize = 64;
 
-impl Default for Office {
+impl Default for CustodyService {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Office {
-    /// Creates the service without an exchange; it stores in memory until [`Office::will_store`].
+impl CustodyService {
+    /// Creates the service without an exchange; it stores in memory until [`CustodyService::will_store`].
     pub fn new() -> Self {
         Self {
             state: Mutex::new(State::new()),
@@ -73,9 +73,9 @@ impl Office {
         self.act(|state, _| {
             let is_stored = !matches!(state.store, Storing::Memory);
             let survives = |disk: u64, durable: Durable| match durable {
-                _ if !is_stored || disk == 0 => Survives::Nothing,
-                Durable::Process => Survives::Process,
-                Durable::Fsync => Survives::Power,
+                _ if !is_stored || disk == 0 => Durability::Nothing,
+                Durable::Process => Durability::Process,
+                Durable::Fsync => Durability::Power,
             };
             let (memory, exchanges) = (limits.custody_memory as u64, limits.custody_exchanges);
             let durable = snapshot.routes.iter().filter_map(|route| route.custody).map(|custody| custody.durable);
@@ -109,7 +109,7 @@ impl Office {
     }
 
     /// Length of the head that this node wrote for a direction.
-    pub fn head_length(&self, id: ExchangeId, part: Part) -> Option<u64> {
+    pub fn head_length(&self, id: ExchangeId, part: Direction) -> Option<u64> {
         self.lock().engine.head_length(id, part)
     }
 
@@ -140,11 +140,11 @@ impl Office {
             }
             state.ends.insert(id, End::default());
             let survives = state.engine.survives(id);
-            if let Some(asked) = asked.filter(|_| survives != Survives::Nothing) {
+            if let Some(asked) = asked.filter(|_| survives != Durability::Nothing) {
                 // The entry must follow the engine's own entries of this exchange.
                 state.settle(now);
-                let note = Note::Asked { bytes: asked.clone() };
-                state.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
+                let note = JournalRecord::Asked { bytes: asked.clone() };
+                state.store.ask(Job::Keep { id, note, is_synced: survives == Durability::Power });
             }
             Ok(())
         })
@@ -174,11 +174,11 @@ impl Office {
 
     /// Sets the head of the response that this node writes.
     pub fn settle_response(&self, id: ExchangeId, theirs: u64, head: Bytes) {
-        self.act(|state, _| state.engine.settle(id, Part::Response, theirs, head));
+        self.act(|state, _| state.engine.settle(id, Direction::Response, theirs, head));
     }
 
     /// The next bytes of a head that is awaited.
-    pub fn poll_head(&self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<Bytes, Failure>> {
+    pub fn poll_head(&self, cx: &Context<'_>, id: ExchangeId, part: Direction) -> Poll<Result<Bytes, Failure>> {
         let mut state = self.lock();
         if let Some(bytes) = state.ends.get_mut(&id).and_then(|end| end.heads[part.index()].pop_front()) {
             return Poll::Ready(Ok(bytes));
@@ -187,7 +187,7 @@ impl Office {
     }
 
     /// Ends the reading of a head: bytes after it stay in the engine.
-    pub fn has_head(&self, id: ExchangeId, part: Part) {
+    pub fn has_head(&self, id: ExchangeId, part: Direction) {
         if let Some(end) = self.lock().ends.get_mut(&id) {
             (end.heads[part.index()], end.has_head[part.index()]) = (VecDeque::new(), true);
         }
@@ -198,7 +198,7 @@ impl Office {
         &self,
         cx: &Context<'_>,
         id: ExchangeId,
-        part: Part,
+        part: Direction,
         most: usize,
     ) -> Poll<Result<(Bytes, bool), Failure>> {
         self.act(|state, _| match state.engine.read(id, part, most) {
@@ -212,7 +212,7 @@ impl Office {
         &self,
         cx: &Context<'_>,
         id: ExchangeId,
-        part: Part,
+        part: Direction,
         bytes: &Bytes,
         is_last: bool,
     ) -> Poll<Result<(), Failure>> {
@@ -230,7 +230,7 @@ impl Office {
             Some(end) if end.is_over => return Poll::Ready(Ok(())),
             _ => {}
         }
-        state.wait(cx, id, Part::Response).map(|_: Result<(), _>| Ok(()))
+        state.wait(cx, id, Direction::Response).map(|_: Result<(), _>| Ok(()))
     }
 
     /// Fails an exchange on behalf of its local endpoint.
@@ -241,7 +241,7 @@ impl Office {
     /// Whether the exchange exists and goes to another node.
     pub fn is_led(&self, id: ExchangeId) -> bool {
         let state = self.lock();
-        state.engine.have(id, Part::Request).is_some() && state.engine.is_led(id)
+        state.engine.have(id, Direction::Request).is_some() && state.engine.is_led(id)
     }
 
     /// Detaches the local endpoint from the exchange.

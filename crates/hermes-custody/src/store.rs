@@ -25,16 +25,16 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use hermes_net::lock::{Lock, make_own_directory};
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use tokio::sync::oneshot;
 
 use self::index::Index;
-pub(super) use self::index::{Held, HeldHalf};
+pub(super) use self::index::{StoredExchange, StoredStream};
 use self::queue::Queue;
 use self::reserve::Seen;
 pub(super) use self::reserve::is_full;
-use super::half::{RECORD, Upto};
-use super::journal::{self, Note};
+use super::journal::{self, JournalRecord};
+use super::stream_state::{Progress, RECORD};
 
 /// Length at which a segment is closed.
 const SEGMENT: u64 = 16 << 20;
@@ -43,7 +43,7 @@ const SMALL: usize = RECORD as usize;
 /// Estimated length of an entry without data.
 const FEW: usize = 64;
 /// Bytes of one batch.
-const BATCH: usize = 1 << 20;
+const MAX_BATCH_BYTES: usize = 1 << 20;
 /// Length that the journal may have beyond twice its live bytes.
 const SLACK: u64 = 4 * SEGMENT;
 /// Interval of retries while the disk is full.
@@ -53,11 +53,11 @@ const DISK_FULL_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) enum Job {
     /// Write an entry.
-    Keep { id: ExchangeId, note: Note, is_synced: bool },
+    Keep { id: ExchangeId, note: JournalRecord, is_synced: bool },
     /// Delete stored bytes below this offset, except the head and the end of the stream.
-    Release { id: ExchangeId, part: Part, upto: u64 },
+    Release { id: ExchangeId, part: Direction, upto: u64 },
     /// Read stored bytes.
-    Read { id: ExchangeId, part: Part, offset: u64, length: u64, back: Option<oneshot::Sender<Option<Bytes>>> },
+    Read { id: ExchangeId, part: Direction, offset: u64, length: u64, back: Option<oneshot::Sender<Option<Bytes>>> },
 }
 
 /// The receiver of the thread's reports.
@@ -65,7 +65,7 @@ pub(super) trait Reader: Send + Sync {
     /// These entries are durable, in this order.
     fn are_safe(&self, safe: Vec<Safe>);
     /// Delivers bytes of a read; `None` if the read failed.
-    fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>);
+    fn is_read(&self, id: ExchangeId, part: Direction, offset: u64, bytes: Option<Bytes>);
     /// The disk fails with this error, or works again.
     fn is_stuck(&self, why: Option<&io::Error>);
     /// The file system has room for this number of bytes in custody.
@@ -76,7 +76,7 @@ pub(super) trait Reader: Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Safe {
     /// The stream is durable up to this offset.
-    Upto { id: ExchangeId, part: Part, upto: Upto },
+    Upto { id: ExchangeId, part: Direction, upto: Progress },
     /// The intent to send the request is durable.
     Intent(ExchangeId),
     /// The end of the exchange is durable: a restart does not find it.
@@ -139,9 +139,9 @@ impl Drop for Store {
 pub(super) struct Opened {
     files: Files,
     /// Exchanges that the journal holds.
-    pub(super) held: Vec<(ExchangeId, Held)>,
+    pub(super) held: Vec<(ExchangeId, StoredExchange)>,
     /// Failed exchanges that must not run again.
-    pub(super) gone: Vec<(ExchangeId, Note)>,
+    pub(super) gone: Vec<(ExchangeId, JournalRecord)>,
 }
 
 impl Opened {
@@ -178,7 +178,7 @@ pub(super) struct Segment {
 /// Entries that wait to be written.
 #[derive(Default)]
 struct Pending {
-    notes: Vec<(ExchangeId, Note)>,
+    notes: Vec<(ExchangeId, JournalRecord)>,
     /// Obsolete entries, because the next node has acknowledged their bytes; they are reported as durable.
     passed: Vec<Safe>,
     is_synced: bool,
@@ -191,9 +191,11 @@ struct Pending {
     has_released: bool,
 }
 
-fn size(note: &Note) -> usize {
+fn size(note: &JournalRecord) -> usize {
     match note {
-        Note::Head { bytes, .. } | Note::Bytes { bytes, .. } | Note::Asked { bytes } => bytes.len(),
+        JournalRecord::Head { bytes, .. } | JournalRecord::Bytes { bytes, .. } | JournalRecord::Asked { bytes } => {
+            bytes.len()
+        }
         _ => 0,
     }
 }
@@ -212,7 +214,7 @@ struct Files {
 /// An entry in the present batch.
 struct Put {
     id: ExchangeId,
-    note: Note,
+    note: JournalRecord,
     at: u64,
     length: u64,
 }
@@ -248,15 +250,15 @@ impl Files {
 
     /// Queues an entry. The end of an exchange discards its unwritten entries. If nothing of the exchange was written,
     /// its end is not written either.
-    fn take(&mut self, pending: &mut Pending, id: ExchangeId, note: Note, is_synced: bool) {
-        if note == Note::Forget {
+    fn take(&mut self, pending: &mut Pending, id: ExchangeId, note: JournalRecord, is_synced: bool) {
+        if note == JournalRecord::Forget {
             pending.notes.retain(|(other, _)| *other != id);
             if !self.index.has(id) {
                 return pending.passed.push(Safe::Over(id));
             }
             self.index.forget(id);
         }
-        if matches!(note, Note::Gone { .. }) {
+        if matches!(note, JournalRecord::Gone { .. }) {
             pending.notes.retain(|(other, _)| *other != id);
         }
         pending.is_synced |= is_synced;
@@ -264,12 +266,12 @@ impl Files {
     }
 
     /// Discards unwritten entries that are no longer needed, so that a disk slower than the path has less to write.
-    fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Part, upto: u64) {
+    fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Direction, upto: u64) {
         let before = pending.notes.len();
         for (other, note) in &mut pending.notes {
             // Only the mark of the end remains of a final piece. A stream of one record is kept, because the next node
             // may ask for it again.
-            if let Note::Bytes { part: of, offset, is_last: true, bytes } = note
+            if let JournalRecord::Bytes { part: of, offset, is_last: true, bytes } = note
                 && *offset > 0
                 && (*other, *of, *offset + bytes.len() as u64) == (id, part, upto)
             {
@@ -277,12 +279,12 @@ impl Files {
             }
         }
         pending.notes.retain(|(other, note)| {
-            let is_before = matches!(note, Note::Bytes { part: of, offset, is_last: false, bytes }
+            let is_before = matches!(note, JournalRecord::Bytes { part: of, offset, is_last: false, bytes }
                 if *of == part && offset + bytes.len() as u64 <= upto);
             *other != id || !is_before
         });
         if pending.notes.len() < before {
-            pending.passed.push(Safe::Upto { id, part, upto: Upto { offset: upto, is_whole: false } });
+            pending.passed.push(Safe::Upto { id, part, upto: Progress { offset: upto, is_whole: false } });
         }
         self.index.release(id, part, upto);
         pending.has_released = true;
@@ -316,7 +318,7 @@ impl Files {
         let is_idle = pending.notes.is_empty() && !std::mem::take(&mut pending.has_released);
         while !pending.notes.is_empty() {
             let (mut count, mut bytes) = (0, 0);
-            let most = if pending.is_tight { SMALL } else { BATCH };
+            let most = if pending.is_tight { SMALL } else { MAX_BATCH_BYTES };
             while count < pending.notes.len() && bytes < most {
                 bytes += FEW + size(&pending.notes[count].1);
                 count += 1;
@@ -355,7 +357,7 @@ impl Files {
         }
     }
 
-    fn append(&mut self, notes: &[(ExchangeId, Note)], is_synced: bool) -> io::Result<()> {
+    fn append(&mut self, notes: &[(ExchangeId, JournalRecord)], is_synced: bool) -> io::Result<()> {
         let is_full = self.index.segments.back().is_none_or(|segment| segment.length >= SEGMENT);
         if is_full {
             self.roll()?;
@@ -455,18 +457,18 @@ impl Files {
     }
 }
 
-fn safe(id: ExchangeId, note: &Note) -> Option<Safe> {
+fn safe(id: ExchangeId, note: &JournalRecord) -> Option<Safe> {
     match note {
-        Note::Head { part, bytes, .. } => {
-            let upto = Upto { offset: bytes.len() as u64, is_whole: false };
+        JournalRecord::Head { part, bytes, .. } => {
+            let upto = Progress { offset: bytes.len() as u64, is_whole: false };
             Some(Safe::Upto { id, part: *part, upto })
         }
-        Note::Bytes { part, offset, is_last, bytes } => {
-            let upto = Upto { offset: offset + bytes.len() as u64, is_whole: *is_last };
+        JournalRecord::Bytes { part, offset, is_last, bytes } => {
+            let upto = Progress { offset: offset + bytes.len() as u64, is_whole: *is_last };
             Some(Safe::Upto { id, part: *part, upto })
         }
-        Note::Intent(_) => Some(Safe::Intent(id)),
-        Note::Gone { .. } | Note::Forget => Some(Safe::Over(id)),
-        Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } => None,
+        JournalRecord::Intent(_) => Some(Safe::Intent(id)),
+        JournalRecord::Gone { .. } | JournalRecord::Forget => Some(Safe::Over(id)),
+        JournalRecord::Begin { .. } | JournalRecord::Lead { .. } | JournalRecord::Asked { .. } => None,
     }
 }

@@ -15,9 +15,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hermes_wire::custody::ExchangeId;
 
-use super::engine::{Engine, Limits, Survives};
+use super::engine::{Durability, Engine, Limits};
 
-const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0, survives: Survives::Nothing };
+const LIMITS: Limits = Limits { exchanges: 1000, memory: 1 << 30, disk: 0, survives: Durability::Nothing };
 
 fn account() -> Arc<str> {
     Arc::from("all")

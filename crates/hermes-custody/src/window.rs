@@ -8,19 +8,19 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Time beyond a round trip that a neighbour takes to write and to acknowledge.
-const BEYOND: Duration = Duration::from_millis(30);
+const ACK_ALLOWANCE: Duration = Duration::from_millis(30);
 /// Minimum window: 50 ms of a link of 10 Mbit/s.
 const MIN_WINDOW: u64 = 64 << 10;
 /// Maximum window.
 const MAX_WINDOW: u64 = 16 << 20;
 /// Age at which a measured rate or round trip is replaced.
-const REMEMBERED: Duration = Duration::from_secs(10);
+const SAMPLE_LIFETIME: Duration = Duration::from_secs(10);
 /// Maximum number of samples in flight; beyond it, the oldest are dropped.
 const MAX_SAMPLES: usize = 1024;
 
 /// The measured path to a neighbour. Times count from any fixed moment.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct SendWindow {
     /// Bytes acknowledged in total, over all channels.
     delivered: u64,
     under_way: VecDeque<Sample>,
@@ -43,7 +43,7 @@ struct Sample {
     delivered: u64,
 }
 
-impl Pace {
+impl SendWindow {
     /// Starts a new channel: nothing is in flight.
     pub(crate) fn begin(&mut self) {
         self.under_way.clear();
@@ -69,7 +69,7 @@ impl Pace {
         let Some(sample) = newest else { return };
         let took = now.saturating_sub(sample.at).max(Duration::from_micros(50));
         let rate = (self.delivered - sample.delivered) as f64 / took.as_secs_f64();
-        let is_old = |seen: Duration| now.saturating_sub(seen) > REMEMBERED;
+        let is_old = |seen: Duration| now.saturating_sub(seen) > SAMPLE_LIFETIME;
         if self.rate.is_none_or(|(highest, seen)| rate >= highest || is_old(seen)) {
             self.rate = Some((rate, now));
         }
@@ -81,7 +81,7 @@ impl Pace {
     /// Maximum of bytes in flight.
     pub(crate) fn window(&self) -> u64 {
         let (Some((rate, _)), Some((trip, _))) = (self.rate, self.trip) else { return MIN_WINDOW };
-        ((rate * (trip + BEYOND).as_secs_f64()) as u64).clamp(MIN_WINDOW, MAX_WINDOW)
+        ((rate * (trip + ACK_ALLOWANCE).as_secs_f64()) as u64).clamp(MIN_WINDOW, MAX_WINDOW)
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
 
     /// Simulates a link with this rate in bytes a millisecond and this round trip, always full.
     fn after_a_second(rate: u64, trip: u32) -> u64 {
-        let (mut pace, mut link, mut in_flight) = (Pace::default(), VecDeque::new(), 0);
+        let (mut pace, mut link, mut in_flight) = (SendWindow::default(), VecDeque::new(), 0);
         let mut free_at = 0;
         for now in 0..1000_u64 {
             while link.front().is_some_and(|(at, _)| *at <= now) {

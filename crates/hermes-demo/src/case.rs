@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, ensure};
 
 use super::interrupt::Interrupt;
-use super::place;
+use super::namespace;
 
 /// The properties of a case that are needed before it runs.
 pub(super) struct Case {
@@ -67,8 +67,8 @@ impl Case {
         files: Option<&Path>,
         play: impl AsyncFnOnce(&Path) -> anyhow::Result<ExitCode>,
     ) -> anyhow::Result<ExitCode> {
-        place::sweep(self.prefix);
-        let (_temporary, directory) = place::directory(self.prefix, files)?;
+        namespace::sweep(self.prefix);
+        let (_temporary, directory) = namespace::directory(self.prefix, files)?;
         // The runtime has one thread, the main one: the leash ends child processes when the thread that started them
         // ends.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -32,13 +32,13 @@ use super::overlay::Typed;
 
 const CLIENTS: usize = 16;
 /// Duration of the load before the change, and after it took effect.
-const BEFORE: Duration = Duration::from_millis(400);
-const AFTER: Duration = Duration::from_millis(400);
+const LOAD_BEFORE_CHANGE: Duration = Duration::from_millis(400);
+const LOAD_AFTER_CHANGE: Duration = Duration::from_millis(400);
 /// A change that takes longer has failed.
-const AT_LATEST: Duration = Duration::from_secs(10);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between two chunks of the upload and of the TCP connection.
-const PIECE_EVERY: Duration = Duration::from_millis(10);
-const PIECE_BYTES: usize = 16 << 10;
+const CHUNK_INTERVAL: Duration = Duration::from_millis(10);
+const CHUNK_BYTES: usize = 16 << 10;
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A program stops after this number of failures.
 const MAX_FAILURES: usize = 100;
@@ -98,13 +98,13 @@ pub(crate) async fn under_load(
     let mut tcp = JoinSet::new();
     tcp.spawn(talk_on(database, stop.clone()));
 
-    tokio::time::sleep(BEFORE).await;
+    tokio::time::sleep(LOAD_BEFORE_CHANGE).await;
     let typed = Instant::now();
     let applied = change().await?;
-    while noticed.load(Ordering::Relaxed) < CLIENTS && typed.elapsed() < AT_LATEST {
+    while noticed.load(Ordering::Relaxed) < CLIENTS && typed.elapsed() < CHANGE_TIMEOUT {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    tokio::time::sleep(AFTER).await;
+    tokio::time::sleep(LOAD_AFTER_CHANGE).await;
     stop.store(true, Ordering::Relaxed);
 
     let mut all = Asker::default();
@@ -131,11 +131,14 @@ fn judge(
     let ms = |at: Instant| at.saturating_duration_since(typed).as_secs_f64() * 1e3;
     let by_new_server = asked.iter().filter(|asked| asked.green).count();
     let Some(first) = asked.iter().filter(|asked| asked.green).map(|asked| asked.done).min() else {
-        bail!("the change did not take effect within {AT_LATEST:?}");
+        bail!("the change did not take effect within {CHANGE_TIMEOUT:?}");
     };
     ensure!(first > typed, "the new server answered before the overlay was changed");
     let last_of_old = asked.iter().filter(|asked| !asked.green).map(|asked| asked.begun).max();
-    ensure!(last_of_old.is_none_or(|begun| begun < typed + AT_LATEST), "some requests still went to the old server");
+    ensure!(
+        last_of_old.is_none_or(|begun| begun < typed + CHANGE_TIMEOUT),
+        "some requests still went to the old server"
+    );
     Ok(Changed {
         applied,
         in_effect_ms: last_of_old.map_or(0.0, ms).max(ms(first)),
@@ -198,10 +201,10 @@ async fn upload_on(apps: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<us
     let send = async {
         let mut sent = Vec::new();
         while !stop.load(Ordering::Relaxed) {
-            let piece = content(sent.len() as u64, PIECE_BYTES);
+            let piece = content(sent.len() as u64, CHUNK_BYTES);
             sent.extend_from_slice(&piece);
             pieces.send(piece).await.context("it was cut off")?;
-            tokio::time::sleep(PIECE_EVERY).await;
+            tokio::time::sleep(CHUNK_INTERVAL).await;
         }
         drop(pieces);
         anyhow::Ok(sent)
@@ -232,17 +235,17 @@ impl Body for Pieces {
 async fn talk_on(database: SocketAddr, stop: Arc<AtomicBool>) -> anyhow::Result<usize> {
     let mut stream = TcpStream::connect(database).await?;
     let mut sent = 0;
-    let mut back = vec![0; PIECE_BYTES];
+    let mut back = vec![0; CHUNK_BYTES];
     while !stop.load(Ordering::Relaxed) {
-        let piece = content(sent as u64, PIECE_BYTES);
+        let piece = content(sent as u64, CHUNK_BYTES);
         let exchange = async {
             stream.write_all(&piece).await?;
             stream.read_exact(&mut back).await
         };
         timeout(RESPONSE_TIMEOUT, exchange).await.context("no echo came")??;
         ensure!(piece == back, "it came back changed");
-        sent += PIECE_BYTES;
-        tokio::time::sleep(PIECE_EVERY).await;
+        sent += CHUNK_BYTES;
+        tokio::time::sleep(CHUNK_INTERVAL).await;
     }
     Ok(sent)
 }

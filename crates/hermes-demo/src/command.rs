@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::unstable::Extent;
-use crate::unstable::way::{Way, parse_size};
-use crate::{Options, ip, leash, unstable, video};
+use crate::unstable::variant::{Variant, parse_size};
+use crate::{Options, child_guard, ip, unstable, video};
 
 /// Run an overlay on this machine and show what it does.
 ///
@@ -82,7 +82,7 @@ enum Case {
     /// root, TUN/TAP devices, iproute2, curl, and about four minutes. Envoy is included if it is installed.
     Unstable(Unstable),
     /// Run a command that ends with its parent
-    #[command(name = leash::VERB, hide = true)]
+    #[command(name = child_guard::VERB, hide = true)]
     Leash {
         parent: i32,
         #[arg(last = true, required = true)]
@@ -107,7 +107,7 @@ struct Unstable {
     patience: Option<u64>,
     /// Run only these cases [default: all]
     #[arg(long, value_delimiter = ',', value_enum)]
-    cases: Option<Vec<Way>>,
+    cases: Option<Vec<Variant>>,
     /// Use this Envoy binary [default: the one in PATH]
     #[arg(long, value_name = "PATH")]
     envoy: Option<PathBuf>,
@@ -136,7 +136,7 @@ impl Unstable {
             _ => Extent::Usual,
         };
         let (sizes, tries, patience) = extent.defaults();
-        let mut ways = self.cases.unwrap_or(Way::ALL.to_vec());
+        let mut ways = self.cases.unwrap_or(Variant::ALL.to_vec());
         ways.sort_unstable();
         ways.dedup();
         let mut sizes = self.sizes.unwrap_or(sizes);
@@ -164,7 +164,7 @@ impl Demo {
     /// When the overlay cannot be started, or something did not arrive intact.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.case {
-            Some(Case::Leash { parent, command }) => match leash::exec(parent, &command)? {},
+            Some(Case::Leash { parent, command }) => match child_guard::exec(parent, &command)? {},
             Some(Case::Video { seconds, runs, at_once, json, files }) => {
                 let cores = std::thread::available_parallelism().map_or(1, usize::from);
                 let at_once = at_once.map_or(cores, usize::from);

@@ -7,14 +7,14 @@
 //! namespaces and of a directory that the demo created.
 
 mod chart;
+mod delayed_link;
 mod figures;
 mod lab;
 mod nodes;
 mod picture;
 mod ping;
-mod play;
-mod typing;
-mod wire;
+mod run;
+mod shell_session;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::case::Case;
-use super::drawing;
+use super::picture_file;
 use super::report::print;
 use super::terminal::{Paint, Progress};
 use figures::Figures;
@@ -85,7 +85,7 @@ impl Protocol {
 /// A requirement is missing on this machine, or the case failed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     // The picture is written only at the end, so its path is checked first.
-    options.picture.as_deref().map(drawing::probe).transpose()?;
+    options.picture.as_deref().map(picture_file::probe).transpose()?;
     CASE.requirements()?;
     CASE.stage(options.files.as_deref(), async |directory| show(options, directory).await)
 }
@@ -93,14 +93,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
 async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
     let progress = Progress::begin();
-    let played = play::play(options, directory, &progress).await?;
+    let played = run::play(options, directory, &progress).await?;
     drop(progress);
     let figures = Figures::of(options, &played);
     // The report comes first: an error of the picture's path must not suppress it.
     let seconds = begun.elapsed().as_secs_f64();
     print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), &played, seconds) });
     if let Some(path) = &options.picture {
-        drawing::write(path, &picture::svg(&played), options.json)?;
+        picture_file::write(path, &picture::svg(&played), options.json)?;
     }
     if options.files.is_some() {
         let path = directory.join("echoes.csv");

@@ -16,8 +16,8 @@ use serde::Serialize;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
+use super::child_guard;
 use super::client::Client;
-use super::leash;
 use super::origins::Origins;
 use super::ports::{self, loopback};
 use super::program::{self, Program};
@@ -160,7 +160,7 @@ impl Overlay {
     /// # Errors
     /// The command failed; the error contains its output.
     pub(crate) async fn verb(&self, args: &[&str]) -> anyhow::Result<Typed> {
-        let mut command = leash::leashed(&[&[&*own()?], args].concat())?;
+        let mut command = child_guard::leashed(&[&[&*own()?], args].concat())?;
         // Ctrl-C must not reach the command directly, as for nodes; and it must not use credentials of another overlay.
         command.current_dir(self.directory()).env_remove("HERMES_OPERATOR").process_group(0).stdin(Stdio::null());
         let output = tokio::process::Command::from(command).kill_on_drop(true).output().await?;

@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::time::Instant;
 
-use super::leash;
+use super::child_guard;
 
 /// The interval at which a process is polled for its exit: the kernel notifies only a blocking wait.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -40,7 +40,7 @@ impl Program {
     pub(crate) fn start<S: AsRef<OsStr>>(name: &str, log: &Path, command: &[S]) -> anyhow::Result<Self> {
         let failed = || format!("{name} cannot be started");
         let file = File::options().create(true).append(true).open(log).with_context(failed)?;
-        let child = leash::leashed(command)?
+        let child = child_guard::leashed(command)?
             .stdin(Stdio::null())
             .stdout(file.try_clone().with_context(failed)?)
             .stderr(file)

@@ -13,7 +13,7 @@ const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⠴", "⠦", "⠇", "⠏", "⠛
 const REDRAW: Duration = Duration::from_millis(80);
 /// The interval of detail lines if standard error is not a terminal.
 const PLAIN_DETAIL: Duration = Duration::from_secs(15);
-const CLEAR: &str = "\r\x1b[2K";
+const CLEAR_LINE: &str = "\r\x1b[2K";
 
 /// Progress of a demo. Its drop clears the line.
 pub(crate) struct Progress {
@@ -67,7 +67,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if self.live {
-            let _ = write!(std::io::stderr(), "{CLEAR}");
+            let _ = write!(std::io::stderr(), "{CLEAR_LINE}");
         }
     }
 }
@@ -77,7 +77,7 @@ async fn draw(text: Arc<Mutex<String>>) {
     for frame in FRAMES.iter().cycle() {
         ticks.tick().await;
         let text = text.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let _ = write!(std::io::stderr(), "{CLEAR}  {frame} {text}");
+        let _ = write!(std::io::stderr(), "{CLEAR_LINE}  {frame} {text}");
     }
 }
 

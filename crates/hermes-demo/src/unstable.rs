@@ -5,14 +5,14 @@
 //! picture shows the bytes that each link carried. Exit status 0 only if every download through Hermes is complete.
 //! Never: a change outside of namespaces and of a directory that the demo created.
 
-mod chain;
 mod envoy;
 mod figures;
 mod lab;
 mod nodes;
 mod picture;
-mod play;
-pub(crate) mod way;
+mod run;
+mod test_path;
+pub(crate) mod variant;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,12 +22,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::case::Case;
-use super::drawing;
+use super::picture_file;
 use super::report::print;
 use super::terminal::{Paint, Progress};
-use chain::Setting;
 use figures::Figures;
-use way::Way;
+use test_path::Setting;
+use variant::Variant;
 
 const CASE: Case = Case {
     name: "unstable",
@@ -50,7 +50,7 @@ pub(crate) struct Options {
     /// The client timeout for downloads without Hermes.
     pub(crate) patience: Duration,
     /// The ways, in the table's order.
-    pub(crate) ways: Vec<Way>,
+    pub(crate) ways: Vec<Variant>,
     /// The path of Envoy's binary, if it is not in the PATH.
     pub(crate) envoy: Option<PathBuf>,
     /// JSON instead of a table.
@@ -75,11 +75,11 @@ pub(crate) enum Extent {
 impl Extent {
     /// The default sizes, downloads of each, and client timeout in seconds.
     pub(crate) fn defaults(self) -> (Vec<u64>, u32, u64) {
-        let [smallest, small, large, _] = way::SIZES;
+        let [smallest, small, large, _] = variant::SIZES;
         match self {
             Self::Quick => (vec![smallest], 1, 10),
             Self::Usual => (vec![smallest, small, large], 3, 60),
-            Self::Full => (way::SIZES.to_vec(), 10, 300),
+            Self::Full => (variant::SIZES.to_vec(), 10, 300),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Options {
     /// The size that the picture shows: 1 MB, since larger downloads only repeat the pattern.
     fn drawn(&self) -> u64 {
         let largest = self.sizes.iter().copied().max().unwrap_or_default();
-        if self.sizes.contains(&way::SIZES[2]) { way::SIZES[2] } else { largest }
+        if self.sizes.contains(&variant::SIZES[2]) { variant::SIZES[2] } else { largest }
     }
 }
 
@@ -119,7 +119,7 @@ impl Options {
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
     // A binary that the user named is checked before the case runs for minutes.
     let envoy = options.envoy.as_deref().map(envoy::named).transpose()?;
-    options.picture.as_deref().map(drawing::probe).transpose()?;
+    options.picture.as_deref().map(picture_file::probe).transpose()?;
     CASE.requirements()?;
     CASE.stage(options.files.as_deref(), async |directory| show(options, envoy, directory).await)
 }
@@ -127,17 +127,17 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
 async fn show(options: &Options, envoy: Option<PathBuf>, directory: &Path) -> anyhow::Result<ExitCode> {
     let begun = Instant::now();
     let progress = Progress::begin();
-    let estimate = play::estimate(options).as_secs();
+    let estimate = run::estimate(options).as_secs();
     progress.step(&format!("this takes about {}:{:02}", estimate / 60, estimate % 60));
     let setting = Setting::new(options.protocol, envoy, directory)?;
-    let played = play::play(options, &setting, &progress).await?;
+    let played = run::play(options, &setting, &progress).await?;
     drop(progress);
     let figures = Figures::of(options, &played);
     // The report comes first: an error of the picture's path must not suppress it.
     let seconds = begun.elapsed().as_secs_f64();
     print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), seconds) });
     if let Some(path) = &options.picture {
-        drawing::write(path, &picture::svg(&played.drawn), options.json)?;
+        picture_file::write(path, &picture::svg(&played.drawn), options.json)?;
     }
     Ok(if figures.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -7,11 +7,11 @@
 //! that the demo created.
 
 mod clip;
+mod comparison;
 mod figures;
-mod judge;
 mod lab;
 mod nodes;
-mod round;
+mod run;
 mod server;
 mod tap;
 mod viewer;
@@ -30,7 +30,7 @@ use super::report::print;
 use super::terminal::{Paint, Progress, grouped};
 use clip::Clip;
 use figures::Figures;
-use round::{Board, Round};
+use run::{Board, Round};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -124,7 +124,7 @@ async fn play_all(
 async fn play(number: usize, clips: Vec<Clip>, directory: PathBuf, board: Arc<Board>) -> anyhow::Result<Round> {
     let directory = directory.join(format!("run-{}", number + 1));
     std::fs::create_dir(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    round::play(number, &clips, &directory, &board).await.with_context(|| format!("run {}", number + 1))
+    run::play(number, &clips, &directory, &board).await.with_context(|| format!("run {}", number + 1))
 }
 
 fn standing(options: &Options, board: &Board, done: usize, elapsed: Duration) -> String {

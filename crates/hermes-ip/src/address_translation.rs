@@ -13,14 +13,14 @@ use ipnet::IpNet;
 
 /// A pair of addresses.
 #[derive(Clone, Copy)]
-pub struct Inner {
+pub struct AddressTranslation {
     /// The address that the session holds.
     pub asked: IpAddr,
     /// The address that the client uses.
     pub inner: IpAddr,
 }
 
-impl Inner {
+impl AddressTranslation {
     /// Sends all packets for the session's single address to `inner`.
     ///
     /// # Errors

@@ -55,7 +55,7 @@ impl Scope {
 
 /// The reason why a session does not get a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum ClaimError {
     /// The prefix belongs to another owner, or has its maximum of sessions.
     Others,
     /// Another session of the same owner has it, and packets for the two could not be told apart.
@@ -83,12 +83,12 @@ impl Claims {
     /// # Errors
     ///
     /// The reason for the rejection.
-    pub fn enter(&mut self, claim: Claim, may_cross: bool) -> Result<(), Refused> {
+    pub fn enter(&mut self, claim: Claim, may_cross: bool) -> Result<(), ClaimError> {
         if self.sessions.len() >= MAX_CLAIMS || self.is_anothers(&claim.owner) {
-            return Err(Refused::Others);
+            return Err(ClaimError::Others);
         }
         if !may_cross && self.sessions.iter().any(|other| other.scope.crosses(&claim.scope)) {
-            return Err(Refused::Crosses);
+            return Err(ClaimError::Crosses);
         }
         let at = self.sessions.partition_point(|other| other.scope.width() > claim.scope.width());
         self.sessions.insert(at, claim);

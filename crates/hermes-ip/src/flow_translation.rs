@@ -20,7 +20,7 @@ const CLOSED_KEPT: u64 = 60_000;
 const SILENT_KEPT: u64 = 120_000;
 /// A flow that was silent for this long yields to a flow of its own destination, and to one of a destination that has
 /// none (milliseconds).
-const IDLE: u64 = 20_000;
+const YIELD_AFTER_MS: u64 = 20_000;
 /// Size of a batch of displaced flows, as a fraction of the limit: each choice scans all flows, so one scan displaces
 /// several.
 const BATCH: usize = 128;
@@ -283,7 +283,7 @@ impl Translation {
             let its = flow.key.target.ip();
             let yields = match surplus {
                 Some((largest, _)) => its == largest,
-                None => flow.used_at + IDLE <= now && whose.is_none_or(|whose| whose == its),
+                None => flow.used_at + YIELD_AFTER_MS <= now && whose.is_none_or(|whose| whose == its),
             };
             if (is_expired || yields) && !matches!(flow.state, State::Closed(_)) {
                 expired += usize::from(is_expired);

@@ -23,7 +23,7 @@ const MAX_OWNED: usize = 128;
 
 /// The leases of the node. They are consulted when sessions begin and end, never for a packet.
 #[derive(Debug, Default)]
-pub struct Given {
+pub struct AddressLeases {
     holdings: Mutex<Holdings>,
     /// Searches by device and pool. This lock is taken before any lock that a search needs.
     searches: Mutex<HashMap<(Arc<str>, IpNet), Search>>,
@@ -47,11 +47,11 @@ struct Share {
     prefixes: usize,
     resting: BTreeSet<(Instant, IpNet)>,
     /// Prefixes that the owner received instead of requested ones, by request.
-    instead: HashMap<Wish, IpNet>,
+    instead: HashMap<AddressRequest, IpNet>,
 }
 
 /// A request: the prefix, and the network that its packets go to.
-pub type Wish = (IpNet, Option<IpNet>);
+pub type AddressRequest = (IpNet, Option<IpNet>);
 
 /// A prefix that sessions of one owner have, or for which the owner has a reservation.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ struct Holding {
     is_broken: bool,
     until: Option<Instant>,
     /// The request, if this prefix was assigned instead of the requested one.
-    wish: Option<Wish>,
+    wish: Option<AddressRequest>,
 }
 
 /// Duration of a reservation after a session breaks off. Connections to the prefix survive that long, and their packets
@@ -71,7 +71,7 @@ const RELEASE_HOLD: Duration = Duration::from_secs(60);
 /// Maximum reserved prefixes of all owners; beyond it, the oldest reservations end at once.
 const MAX_RESTING: usize = 4096;
 
-impl Given {
+impl AddressLeases {
     fn lock(&self) -> MutexGuard<'_, Holdings> {
         self.holdings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,7 +96,7 @@ impl Given {
     }
 
     /// Records that this prefix was assigned instead of a requested one, so that the same request receives it again.
-    pub fn give_instead(&self, prefix: IpNet, wish: Wish) {
+    pub fn give_instead(&self, prefix: IpNet, wish: AddressRequest) {
         let mut holdings = self.lock();
         let Some(holding) = holdings.table.get_mut(prefix) else { return };
         holding.wish = Some(wish);
@@ -105,14 +105,14 @@ impl Given {
     }
 
     /// The prefix that was assigned instead of the requested one.
-    pub fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
+    pub fn instead(&self, owner: &Owner, wish: AddressRequest) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.shares.get(owner)?.instead.get(&wish).copied()
     }
 
     /// Restores such an assignment of the previous process, and reserves the prefix for its owner.
-    pub fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: Wish) {
+    pub fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: AddressRequest) {
         if self.take(prefix, owner) {
             self.give_instead(prefix, wish);
             self.breaks(prefix);
@@ -121,7 +121,7 @@ impl Given {
     }
 
     /// The request for which this prefix was assigned instead.
-    pub fn wish(&self, prefix: IpNet) -> Option<Wish> {
+    pub fn wish(&self, prefix: IpNet) -> Option<AddressRequest> {
         self.lock().table.get(prefix)?.wish
     }
 

@@ -16,10 +16,10 @@ pub const PACKET_OVERHEAD: usize = 64;
 
 /// The queue of one session.
 #[derive(Debug, Default)]
-pub struct Mailbox(Mutex<Letters>);
+pub struct Mailbox(Mutex<PacketQueue>);
 
 #[derive(Debug, Default)]
-struct Letters {
+struct PacketQueue {
     packets: VecDeque<Bytes>,
     bytes: usize,
     waker: Option<Waker>,
@@ -27,7 +27,7 @@ struct Letters {
 }
 
 impl Mailbox {
-    fn letters(&self) -> MutexGuard<'_, Letters> {
+    fn letters(&self) -> MutexGuard<'_, PacketQueue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,7 +104,7 @@ impl Mailbox {
     }
 }
 
-impl Letters {
+impl PacketQueue {
     fn wake_later(&mut self, cx: &Context<'_>) {
         if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             self.waker = Some(cx.waker().clone());

@@ -32,7 +32,7 @@ pub struct Rules {
 
 /// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the device into the tunnel.
     Out,
     /// From the tunnel to the device.
@@ -41,10 +41,10 @@ pub enum Way {
 
 impl Rules {
     /// Decides on a packet; `mtu` is the maximum length of the next link.
-    pub fn judge(&self, way: Way, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
+    pub fn judge(&self, way: Direction, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
         let (from, to) = match way {
-            Way::Out => (&self.here, &self.there),
-            Way::In => (&self.there, &self.here),
+            Direction::Out => (&self.here, &self.there),
+            Direction::In => (&self.there, &self.here),
         };
         if header.is_source_routed {
             // The next router would forward the packet to an address that no scope has permitted.

@@ -13,9 +13,9 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hermes_rate_limit::estimator::{Budget, Entered};
+use hermes_rate_limit::estimator::{Admission, RateEstimator};
 use hermes_rate_limit::fair_queue::{Client, Ticket};
-use hermes_rate_limit::headers::Hint;
+use hermes_rate_limit::headers::RateHeaders;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -37,7 +37,7 @@ pub(crate) struct RateLimiter {
 }
 
 struct State {
-    budget: Budget,
+    budget: RateEstimator,
     /// The receivers of releases, by ticket.
     waiting: HashMap<Ticket, oneshot::Sender<Duration>>,
     last: Ticket,
@@ -65,7 +65,7 @@ impl RateLimiters {
 
 impl RateLimiter {
     fn new(most: usize) -> Self {
-        let state = State { budget: Budget::new(most), waiting: HashMap::new(), last: 0, is_driven: false };
+        let state = State { budget: RateEstimator::new(most), waiting: HashMap::new(), last: 0, is_driven: false };
         Self { epoch: Instant::now(), state: Mutex::new(state), left_alone: Notify::new() }
     }
 
@@ -93,11 +93,11 @@ impl RateLimiter {
             state.last += 1;
             let (now, ticket) = (self.now(), state.last);
             match state.budget.enter(now, client, ticket, again) {
-                Entered::Goes => return Ok(Admitted { went_at: now, has_waited: false }),
-                Entered::Full => return Err(Denied::Full),
+                Admission::Goes => return Ok(Admitted { went_at: now, has_waited: false }),
+                Admission::Full => return Err(Denied::Full),
                 // The removed sender tells the displaced request that it has lost its slot.
-                Entered::InPlaceOf(other) => drop(state.waiting.remove(&other)),
-                Entered::Waits => {}
+                Admission::InPlaceOf(other) => drop(state.waiting.remove(&other)),
+                Admission::Waits => {}
             }
             let (sender, released) = oneshot::channel();
             state.waiting.insert(ticket, sender);
@@ -120,11 +120,11 @@ impl RateLimiter {
         }
     }
 
-    pub(crate) fn passed(&self, went_at: Duration, hint: impl FnOnce() -> Hint) {
+    pub(crate) fn passed(&self, went_at: Duration, hint: impl FnOnce() -> RateHeaders) {
         self.lock().budget.passed(went_at, hint);
     }
 
-    pub(crate) fn refused(&self, went_at: Duration, hint: &Hint) {
+    pub(crate) fn refused(&self, went_at: Duration, hint: &RateHeaders) {
         let mut state = self.lock();
         let now = self.now();
         state.budget.refused(now, went_at, hint);
@@ -227,8 +227,8 @@ mod tests {
         let client = Client::of(None, "192.0.2.1".parse().unwrap());
         {
             let mut state = limiter.lock();
-            state.budget.refused(limiter.now(), Duration::ZERO, &Hint::default());
-            assert_eq!(state.budget.enter(limiter.now(), &client, 1, false), Entered::Waits);
+            state.budget.refused(limiter.now(), Duration::ZERO, &RateHeaders::default());
+            assert_eq!(state.budget.enter(limiter.now(), &client, 1, false), Admission::Waits);
         }
         let driver = limiter.driver().unwrap();
         assert!(limiter.driver().is_none());

@@ -9,9 +9,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_cache::registry::CacheRegistry;
-use hermes_custody::service::Office;
+use hermes_custody::service::CustodyService;
 
-use crate::ip::{Devices, Given};
+use crate::ip::{AddressLeases, Devices};
 use crate::rate_limit::RateLimiters;
 use hermes_outbound::outbound::Outbound;
 use hermes_transport::runtime::shares::Shares;
@@ -21,18 +21,18 @@ pub(crate) struct Services {
     /// The response caches of routes.
     pub(crate) caches: CacheRegistry,
     /// The custody service.
-    pub(crate) custody: Arc<Office>,
+    pub(crate) custody: Arc<CustodyService>,
     /// The learnt rates of services.
     pub(crate) rate_limiters: RateLimiters,
     /// The address leases of devices' clients.
-    pub(crate) given: Arc<Given>,
+    pub(crate) given: Arc<AddressLeases>,
 }
 
 impl Default for Services {
     fn default() -> Self {
         Self {
             caches: CacheRegistry::default(),
-            custody: Arc::new(Office::new()),
+            custody: Arc::new(CustodyService::new()),
             rate_limiters: RateLimiters::default(),
             given: Arc::default(),
         }

@@ -12,8 +12,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::fair_queue::{Client, Pushed, Queue, Ticket};
-use crate::headers::Hint;
+use crate::fair_queue::{Client, Enqueued, Queue, Ticket};
+use crate::headers::RateHeaders;
 
 /// Fraction of the measured rate that is used. The rest keeps jitter from exceeding the limit in any window.
 const MARGIN: f64 = 0.985;
@@ -30,9 +30,9 @@ const MAX_WINDOW: Duration = Duration::from_secs(60);
 /// Decrease after a refusal at a measured rate without a probe: the limit has fallen, or other clients share it.
 const DECREASE: f64 = 0.93;
 /// Exceptions to the decrease: the service accepted this fraction of the rate before, and has refused no such request
-/// for `SELDOM`.
+/// for `RARE_REFUSAL_INTERVAL`.
 const ENOUGH: f64 = 0.9;
-const SELDOM: Duration = Duration::from_secs(10);
+const RARE_REFUSAL_INTERVAL: Duration = Duration::from_secs(10);
 /// Decrease after the second refusal of this kind.
 const MORE_MARGIN: f64 = 0.98;
 /// Increase of a probe.
@@ -56,15 +56,15 @@ const LONG_RUN: Duration = Duration::from_secs(10);
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Time after which a limit is forgotten if no request had to wait for it.
-const FORGOTTEN: Duration = Duration::from_secs(60);
+const LIMIT_LIFETIME: Duration = Duration::from_secs(60);
 /// Number of send times that are kept. With more requests, the window shrinks to the time that these span.
-const NOTED: usize = 8192;
+const MAX_SEND_TIMES: usize = 8192;
 /// Minimum rate: one request a minute.
-const SLOWEST: f64 = 1.0 / 60.0;
+const MIN_RATE: f64 = 1.0 / 60.0;
 
 /// The outcome for a request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Entered {
+pub enum Admission {
     /// The request is sent now.
     Goes,
     /// The request waits in the queue.
@@ -77,7 +77,7 @@ pub enum Entered {
 
 /// The estimated limit of a service, and the queue for it.
 #[derive(Debug)]
-pub struct Budget {
+pub struct RateEstimator {
     limit: Option<Limit>,
     /// Send times of requests that were not refused, as far as is known.
     went: VecDeque<Duration>,
@@ -120,7 +120,7 @@ struct Limit {
     waited_at: Duration,
 }
 
-impl Budget {
+impl RateEstimator {
     /// Creates an estimator without a limit, for at most `most` requests that wait.
     pub fn new(most: usize) -> Self {
         Self { limit: None, went: VecDeque::new(), queue: Queue::new(most) }
@@ -137,20 +137,20 @@ impl Budget {
     }
 
     /// Registers a request. `is_again`: it was refused before.
-    pub fn enter(&mut self, now: Duration, client: &Client, ticket: Ticket, is_again: bool) -> Entered {
+    pub fn enter(&mut self, now: Duration, client: &Client, ticket: Ticket, is_again: bool) -> Admission {
         if self.limit.as_ref().is_some_and(|limit| limit.is_forgotten(now)) && self.queue.is_empty() {
             self.limit = None;
         }
         if self.queue.is_empty() && self.take_slot(now, LATENESS) {
-            return Entered::Goes;
+            return Admission::Goes;
         }
         if let Some(limit) = &mut self.limit {
             limit.waited_at = now;
         }
         match self.queue.push(client, ticket, is_again) {
-            Pushed::Waits => Entered::Waits,
-            Pushed::InPlaceOf(other) => Entered::InPlaceOf(other),
-            Pushed::Full => Entered::Full,
+            Enqueued::Waits => Admission::Waits,
+            Enqueued::InPlaceOf(other) => Admission::InPlaceOf(other),
+            Enqueued::Full => Admission::Full,
         }
     }
 
@@ -173,14 +173,14 @@ impl Budget {
         ticket
     }
 
-    /// The time of the next call of [`Budget::release`]; `None` if no request waits.
+    /// The time of the next call of [`RateEstimator::release`]; `None` if no request waits.
     pub fn next_at(&self) -> Option<Duration> {
         let limit = self.limit.as_ref();
         (!self.queue.is_empty()).then(|| limit.map_or(Duration::ZERO, |limit| limit.due.max(limit.closed_until)))
     }
 
     /// Records the refusal of a request that was sent at `went_at`.
-    pub fn refused(&mut self, now: Duration, went_at: Duration, hint: &Hint) {
+    pub fn refused(&mut self, now: Duration, went_at: Duration, hint: &RateHeaders) {
         if let Ok(at) = self.went.binary_search(&went_at) {
             self.went.remove(at);
         }
@@ -196,7 +196,7 @@ impl Budget {
     }
 
     /// Records the success of a request that was sent at `went_at`.
-    pub fn passed(&mut self, went_at: Duration, hint: impl FnOnce() -> Hint) {
+    pub fn passed(&mut self, went_at: Duration, hint: impl FnOnce() -> RateHeaders) {
         let Some(limit) = &mut self.limit else { return };
         if went_at > limit.refused_at {
             limit.in_row = 0;
@@ -223,7 +223,7 @@ impl Budget {
             }
             limit.due += Duration::from_secs_f64(limit.rate.recip());
         }
-        if self.went.len() >= NOTED {
+        if self.went.len() >= MAX_SEND_TIMES {
             self.went.pop_front();
         }
         // The deque must stay sorted for the binary search.
@@ -257,11 +257,11 @@ impl Limit {
     }
 
     fn is_forgotten(&self, now: Duration) -> bool {
-        now > self.closed_until && now.saturating_sub(self.waited_at.max(self.refused_at)) > FORGOTTEN
+        now > self.closed_until && now.saturating_sub(self.waited_at.max(self.refused_at)) > LIMIT_LIFETIME
     }
 
     /// A stated rate needs no measurement.
-    fn state(&mut self, hint: &Hint) {
+    fn state(&mut self, hint: &RateHeaders) {
         if let Some((count, window)) = hint.quota {
             self.stated = Some(count / window.as_secs_f64());
             self.apply_stated();
@@ -270,11 +270,11 @@ impl Limit {
 
     fn apply_stated(&mut self) {
         if let Some(stated) = self.stated {
-            self.rate = (MARGIN * self.share * stated).max(SLOWEST);
+            self.rate = (MARGIN * self.share * stated).max(MIN_RATE);
         }
     }
 
-    fn refused(&mut self, now: Duration, hint: &Hint) {
+    fn refused(&mut self, now: Duration, hint: &RateHeaders) {
         // A refusal right after a wait means that the wait was too short, and says nothing about the rate.
         if self.in_row == 0 {
             self.unmeasured = Some(hint.after.unwrap_or(WINDOW).clamp(WINDOW, MAX_WINDOW));
@@ -286,7 +286,7 @@ impl Limit {
 
     /// The wait without `Retry-After`; it doubles, because the window may be long.
     fn wait(&self) -> Duration {
-        let first = FIRST_WAIT.min(Duration::from_secs_f64(self.rate.max(SLOWEST).recip()).max(FIRST_WAIT / 2));
+        let first = FIRST_WAIT.min(Duration::from_secs_f64(self.rate.max(MIN_RATE).recip()).max(FIRST_WAIT / 2));
         first.saturating_mul(1 << self.in_row.saturating_sub(1).min(16)).min(MAX_WAIT)
     }
 
@@ -319,7 +319,7 @@ impl Limit {
         // If the service accepted as many requests as before, a single refusal is chance. A second one means that the
         // margin is too small for this network; further ones are not chance.
         if !is_first && measured >= ENOUGH * self.rate {
-            let is_seldom = self.refused_before.is_none_or(|before| now > before + SELDOM);
+            let is_seldom = self.refused_before.is_none_or(|before| now > before + RARE_REFUSAL_INTERVAL);
             self.chances = if is_seldom { 0 } else { self.chances + 1 };
             self.refused_before = Some(now);
             if self.chances < 2 {
@@ -333,7 +333,7 @@ impl Limit {
         } else {
             0.0
         };
-        self.rate = measured.min(self.rate * DECREASE).max(long.min(self.rate)).max(SLOWEST);
+        self.rate = measured.min(self.rate * DECREASE).max(long.min(self.rate)).max(MIN_RATE);
         // A burst says little about the sustained rate, so a probe follows at once.
         self.probe_at = now + if is_first { self.trial() } else { self.interval };
     }
@@ -380,6 +380,6 @@ fn rate_before(went: &VecDeque<Duration>, end: Duration, window: Duration) -> f6
     let to = went.partition_point(|at| *at <= end);
     // If earlier send times were dropped, the window is the time that is left.
     let oldest = went.front().copied().unwrap_or_default();
-    let span = if went.len() >= NOTED && oldest > begin { end.saturating_sub(oldest) } else { window };
+    let span = if went.len() >= MAX_SEND_TIMES && oldest > begin { end.saturating_sub(oldest) } else { window };
     (to - from) as f64 / span.as_secs_f64().max(1e-3)
 }

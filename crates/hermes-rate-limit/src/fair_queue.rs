@@ -42,7 +42,7 @@ pub struct Queue {
 
 /// The outcome for a new request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Pushed {
+pub enum Enqueued {
     /// The request waits.
     Waits,
     /// The request waits instead of this one, which is removed from the queue.
@@ -68,18 +68,18 @@ impl Queue {
     }
 
     /// Adds a request. A refused one (`is_again`) precedes later requests of its client.
-    pub fn push(&mut self, client: &Client, ticket: Ticket, is_again: bool) -> Pushed {
-        let mut pushed = Pushed::Waits;
+    pub fn push(&mut self, client: &Client, ticket: Ticket, is_again: bool) -> Enqueued {
+        let mut pushed = Enqueued::Waits;
         if self.length >= self.most {
             let own = self.of.get(client).map_or(0, VecDeque::len);
             let longest = self.of.iter().max_by_key(|(_, waiting)| waiting.len());
             let Some((longest, _)) = longest.filter(|(_, waiting)| waiting.len() > own + 1) else {
-                return Pushed::Full;
+                return Enqueued::Full;
             };
             let longest = longest.clone();
             if let Some(last) = self.of.get_mut(&longest).and_then(VecDeque::pop_back) {
                 self.length -= 1;
-                pushed = Pushed::InPlaceOf(last);
+                pushed = Enqueued::InPlaceOf(last);
             }
         }
         let waiting = self.of.entry(client.clone()).or_default();
@@ -148,11 +148,11 @@ mod tests {
     fn where_it_is_full_who_has_most_gives_way() {
         let mut queue = Queue::new(3);
         for ticket in 0..3 {
-            assert_eq!(queue.push(&client("many"), ticket, false), Pushed::Waits);
+            assert_eq!(queue.push(&client("many"), ticket, false), Enqueued::Waits);
         }
-        assert_eq!(queue.push(&client("many"), 3, false), Pushed::Full);
-        assert_eq!(queue.push(&client("one"), 10, false), Pushed::InPlaceOf(2));
-        assert_eq!(queue.push(&client("one"), 11, false), Pushed::Full, "neither has more than the other would");
+        assert_eq!(queue.push(&client("many"), 3, false), Enqueued::Full);
+        assert_eq!(queue.push(&client("one"), 10, false), Enqueued::InPlaceOf(2));
+        assert_eq!(queue.push(&client("one"), 11, false), Enqueued::Full, "neither has more than the other would");
         let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, [0, 10, 1]);
     }

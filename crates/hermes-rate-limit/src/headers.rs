@@ -21,7 +21,7 @@ const MAX_WAIT_SECONDS: f64 = 1e8;
 
 /// The content of the headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Hint {
+pub struct RateHeaders {
     /// Wait before a retry.
     pub after: Option<Duration>,
     /// Number of requests, and the window for it.
@@ -41,7 +41,7 @@ pub fn may_repeat(status: StatusCode, is_idempotent: bool) -> bool {
     status == StatusCode::TOO_MANY_REQUESTS || is_idempotent
 }
 
-impl Hint {
+impl RateHeaders {
     /// Reads the fields of a response that came at `now`.
     pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
@@ -112,12 +112,12 @@ fn quota(text: &str) -> Option<(f64, Duration)> {
 mod tests {
     use super::*;
 
-    fn hint(fields: &[(&'static str, &str)]) -> Hint {
+    fn hint(fields: &[(&'static str, &str)]) -> RateHeaders {
         let mut headers = HeaderMap::new();
         for (name, value) in fields {
             headers.append(*name, value.parse().unwrap());
         }
-        Hint::read(&headers, UNIX_EPOCH + Duration::from_secs(2_000_000_000))
+        RateHeaders::read(&headers, UNIX_EPOCH + Duration::from_secs(2_000_000_000))
     }
 
     fn after(fields: &[(&'static str, &str)]) -> Option<f64> {

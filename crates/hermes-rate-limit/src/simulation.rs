@@ -11,9 +11,9 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use crate::estimator::{Budget, Entered};
+use crate::estimator::{Admission, RateEstimator};
 use crate::fair_queue::{Client, Ticket};
-use crate::headers::Hint;
+use crate::headers::RateHeaders;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -108,12 +108,12 @@ pub(crate) enum Says {
 }
 
 impl Says {
-    fn hint(self, wait: Duration) -> Hint {
+    fn hint(self, wait: Duration) -> RateHeaders {
         let after = Some(Duration::from_secs(wait.as_secs_f64().ceil().max(1.0) as u64));
         match self {
-            Self::Seconds => Hint { after, quota: None },
-            Self::Nothing => Hint::default(),
-            Self::Policy(count, window) => Hint { after, quota: Some((f64::from(count), window)) },
+            Self::Seconds => RateHeaders { after, quota: None },
+            Self::Nothing => RateHeaders::default(),
+            Self::Policy(count, window) => RateHeaders { after, quota: Some((f64::from(count), window)) },
         }
     }
 }
@@ -156,7 +156,7 @@ impl Case {
     pub(crate) fn play(&self, is_paced: bool) -> Outcome {
         let mut random = SmallRng::seed_from_u64(self.seed);
         let mut limiter = self.limiter.clone();
-        let mut budget = Budget::new(4096);
+        let mut budget = RateEstimator::new(4096);
         let mut events = BinaryHeap::new();
         let mut left = vec![self.each; self.clients];
         let mut waiting: HashMap<Ticket, usize> = HashMap::new();
@@ -180,8 +180,8 @@ impl Case {
                     }
                     ticket += 1;
                     match budget.enter(now, &name(client), ticket, tries > 0) {
-                        Entered::Goes => push(&mut events, now + delay(), Event::Arrives(client, now, tries)),
-                        Entered::Waits => drop(waiting.insert(ticket, client)),
+                        Admission::Goes => push(&mut events, now + delay(), Event::Arrives(client, now, tries)),
+                        Admission::Waits => drop(waiting.insert(ticket, client)),
                         other => panic!("{other:?}"),
                     }
                 }
@@ -213,7 +213,7 @@ impl Case {
                 Event::Answered(client, went, _, None) => {
                     budget.passed(went, || match self.says {
                         Says::Policy(..) => self.says.hint(Duration::ZERO),
-                        _ => Hint::default(),
+                        _ => RateHeaders::default(),
                     });
                     left[client] -= 1;
                     outcome.ended = now;
@@ -294,27 +294,27 @@ fn a_rate_far_above_the_first_burst_is_found() {
 
 #[test]
 fn a_limit_that_goes_down_is_followed_and_one_that_nobody_waits_for_forgotten() {
-    let mut budget = Budget::new(10);
+    let mut budget = RateEstimator::new(10);
     let client = name(0);
     let ms = Duration::from_millis;
-    let again = Hint { after: Some(SECOND), quota: None };
+    let again = RateHeaders { after: Some(SECOND), quota: None };
     for number in 0..20 {
-        assert_eq!(budget.enter(ms(number), &client, number, false), Entered::Goes);
+        assert_eq!(budget.enter(ms(number), &client, number, false), Admission::Goes);
     }
     budget.refused(ms(30), ms(19), &again);
-    assert_eq!(budget.enter(ms(40), &client, 50, true), Entered::Waits);
+    assert_eq!(budget.enter(ms(40), &client, 50, true), Admission::Waits);
     assert_eq!((budget.release(ms(500)), budget.next_at()), (None, Some(ms(1030))));
     assert_eq!(budget.release(ms(1030)), Some(50));
     let before = budget.rate().unwrap_or_default();
     assert!((18.0..20.0).contains(&before), "{before}");
     // A refusal of a request that was sent before the last refusal changes nothing.
-    budget.passed(ms(1030), Hint::default);
-    budget.refused(ms(1040), ms(18), &Hint::default());
+    budget.passed(ms(1030), RateHeaders::default);
+    budget.refused(ms(1040), ms(18), &RateHeaders::default());
     assert_eq!(budget.rate(), Some(before));
     budget.refused(ms(1100), ms(1030), &again);
-    assert_eq!(budget.enter(ms(1100), &client, 51, true), Entered::Waits);
+    assert_eq!(budget.enter(ms(1100), &client, 51, true), Admission::Waits);
     assert_eq!(budget.release(ms(2100)), Some(51));
     assert!(budget.rate().is_some_and(|rate| rate < 0.95 * before), "{:?}", budget.rate());
-    assert_eq!(budget.enter(ms(70_000), &client, 52, false), Entered::Goes);
+    assert_eq!(budget.enter(ms(70_000), &client, 52, false), Admission::Goes);
     assert_eq!(budget.rate(), None);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Maximum of the first pause; it doubles.
 const BASE: Duration = Duration::from_millis(200);
 /// Maximum jitter beyond `Retry-After`, because all refused clients have received the same value.
-const SPREAD: Duration = Duration::from_secs(1);
+const MAX_JITTER: Duration = Duration::from_secs(1);
 
 /// The pause before the next attempt. `fruitless` attempts in a row brought no byte. `most` limits pauses that the
 /// origin does not demand. `dice` is a random number from 0 to 1.
@@ -17,7 +17,7 @@ pub fn pause(fruitless: u32, after: Option<Duration>, left: Duration, most: Dura
     // Full jitter: clients that failed together must not return together.
     let jitter = ceiling.mul_f64(dice);
     let wanted = match after {
-        Some(after) => after.saturating_add(jitter.min(SPREAD)).max(jitter),
+        Some(after) => after.saturating_add(jitter.min(MAX_JITTER)).max(jitter),
         None => jitter,
     };
     // An attempt just before the deadline is better than none, whatever the origin demands.

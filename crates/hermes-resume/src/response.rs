@@ -39,7 +39,7 @@ impl Validator {
 
 /// `Content-Range`: a range, and the total length if it is known. A 416 has the total length alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct ContentRange {
     /// The first and the last byte position, from 0.
     pub bytes: Option<(u64, u64)>,
     /// The total length.
@@ -48,7 +48,7 @@ pub struct Part {
 
 /// The head of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct ResponseHead {
     /// The HTTP status.
     pub status: u16,
     /// The value of `Content-Length`.
@@ -56,7 +56,7 @@ pub struct Answer {
     /// Only the end of the connection marks the end of the content, so a truncation is invisible.
     pub is_endless: bool,
     /// The range, for partial content.
-    pub part: Option<Part>,
+    pub part: Option<ContentRange>,
     /// The content is multipart, which was not requested and is not supported.
     pub is_multipart: bool,
     /// The strong validator, which identifies other responses with the same representation.
@@ -75,7 +75,7 @@ pub struct Answer {
     pub proxy_status: Option<String>,
 }
 
-impl Answer {
+impl ResponseHead {
     /// Reads a head that arrived at `now`.
     pub fn read(head: &Parts, now: SystemTime) -> Self {
         let headers = &head.headers;
@@ -148,7 +148,7 @@ fn retry_after(text: &str, theirs: SystemTime) -> Option<Duration> {
 
 /// Parses `bytes 0-9/100`, `bytes 0-9/*` or `bytes */100` (RFC 9110, section 14.4). Returns `None` for anything else,
 /// and for contradictory numbers.
-fn part(text: &str) -> Option<Part> {
+fn part(text: &str) -> Option<ContentRange> {
     let (unit, rest) = text.trim().split_once(' ')?;
     let (range, complete) = rest.trim().split_once('/')?;
     let of = match complete {
@@ -164,7 +164,7 @@ fn part(text: &str) -> Option<Part> {
             Some((first, last))
         }
     };
-    (unit.eq_ignore_ascii_case("bytes") && (bytes.is_some() || of.is_some())).then_some(Part { bytes, of })
+    (unit.eq_ignore_ascii_case("bytes") && (bytes.is_some() || of.is_some())).then_some(ContentRange { bytes, of })
 }
 
 /// Accepts digits alone; `parse` would accept a sign as well.
@@ -179,20 +179,20 @@ mod tests {
 
     use super::*;
 
-    fn head(fields: &[(&str, &str)]) -> Answer {
+    fn head(fields: &[(&str, &str)]) -> ResponseHead {
         let mut response = Response::builder().status(200);
         for (name, value) in fields {
             response = response.header(*name, *value);
         }
-        Answer::read(&response.body(()).unwrap().into_parts().0, SystemTime::UNIX_EPOCH)
+        ResponseHead::read(&response.body(()).unwrap().into_parts().0, SystemTime::UNIX_EPOCH)
     }
 
     #[test]
     fn ranges_are_read_strictly() {
-        let whole = |first, last, of| Some(Part { bytes: Some((first, last)), of });
+        let whole = |first, last, of| Some(ContentRange { bytes: Some((first, last)), of });
         assert_eq!(part("bytes 0-9/100"), whole(0, 9, Some(100)));
         assert_eq!(part("Bytes 5-5/*"), whole(5, 5, None));
-        assert_eq!(part("bytes */100"), Some(Part { bytes: None, of: Some(100) }));
+        assert_eq!(part("bytes */100"), Some(ContentRange { bytes: None, of: Some(100) }));
         for bad in [
             "bytes 9-0/100",
             "bytes 0-100/100",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use crate::response::{Answer, Part, Validator};
+use crate::response::{ContentRange, ResponseHead, Validator};
 
 /// A response that can be continued at any byte.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Resumable {
 
 /// The assessment of a response to the request for the rest.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Rest {
+pub enum ResumeOutcome {
     /// The response continues the content after this number of its bytes.
     Behind(u64),
     /// The content was complete already.
@@ -39,7 +39,7 @@ pub enum Rest {
 
 impl Resumable {
     /// Returns `None` if the response has no validator that identifies later responses of the same representation.
-    pub fn of(answer: &Answer) -> Option<Self> {
+    pub fn of(answer: &ResponseHead) -> Option<Self> {
         let validator = answer.validator.clone()?;
         match (answer.status, answer.part) {
             (200 | 203, _) => Some(Self {
@@ -50,7 +50,7 @@ impl Resumable {
                 total: answer.length,
                 is_amid: false,
             }),
-            (206, Some(Part { bytes: Some((first, last)), of })) if is_one_part(answer, first, last) => {
+            (206, Some(ContentRange { bytes: Some((first, last)), of })) if is_one_part(answer, first, last) => {
                 Some(Self { validator, at: first, end: Some(last + 1), is_part: true, total: of, is_amid: false })
             }
             _ => None,
@@ -65,48 +65,50 @@ impl Resumable {
     }
 
     /// Assesses the response to that request.
-    pub fn judge(&mut self, answer: &Answer) -> Rest {
+    pub fn judge(&mut self, answer: &ResponseHead) -> ResumeOutcome {
         if answer.may_pass() {
-            return Rest::Later(answer.retry_after);
+            return ResumeOutcome::Later(answer.retry_after);
         }
         let differs =
             |theirs: Option<u64>| matches!((self.total, theirs), (Some(ours), Some(theirs)) if ours != theirs);
         match (answer.status, answer.part) {
-            (206, Some(Part { bytes: Some((first, last)), of })) if is_one_part(answer, first, last) => {
+            (206, Some(ContentRange { bytes: Some((first, last)), of })) if is_one_part(answer, first, last) => {
                 if !answer.is_of(&self.validator) || differs(of) {
-                    return Rest::Never("it changed at the origin meanwhile");
+                    return ResumeOutcome::Never("it changed at the origin meanwhile");
                 }
                 if first > self.at || last < self.at {
-                    return Rest::Never("the origin answers with another range than it was asked for");
+                    return ResumeOutcome::Never("the origin answers with another range than it was asked for");
                 }
                 // The first response may have had no length.
                 self.total = self.total.or(of);
                 self.end = self.end.or(of);
                 self.is_amid = self.end.is_none();
-                Rest::Behind(self.at - first)
+                ResumeOutcome::Behind(self.at - first)
             }
             // Only the end of the response had been lost.
-            (416, Some(Part { bytes: None, of })) if of == Some(self.at) && !answer.contradicts(&self.validator) => {
-                Rest::Nothing
+            (416, Some(ContentRange { bytes: None, of }))
+                if of == Some(self.at) && !answer.contradicts(&self.validator) =>
+            {
+                ResumeOutcome::Nothing
             }
             // The 416 states no length, but there is nothing after the received bytes.
-            (416, None) if self.is_amid && !answer.contradicts(&self.validator) => Rest::Nothing,
+            (416, None) if self.is_amid && !answer.contradicts(&self.validator) => ResumeOutcome::Nothing,
             // The response is the whole representation, because the origin does not support ranges.
             (200 | 203, _) if answer.validator.as_ref() == Some(&self.validator) && !differs(answer.length) => {
                 self.end = self.end.or(answer.length);
                 self.is_amid = false;
-                Rest::Behind(self.at)
+                ResumeOutcome::Behind(self.at)
             }
-            (200 | 203 | 412 | 416, _) => Rest::Never("it changed at the origin meanwhile"),
-            _ => Rest::Never("the origin does not give the rest of it"),
+            (200 | 203 | 412 | 416, _) => ResumeOutcome::Never("it changed at the origin meanwhile"),
+            _ => ResumeOutcome::Never("the origin does not give the rest of it"),
         }
     }
 
     /// Whether a response that continues the content has bytes after the wanted range.
-    pub fn is_passed_by(&self, answer: &Answer) -> bool {
+    pub fn is_passed_by(&self, answer: &ResponseHead) -> bool {
         let Some(end) = self.end else { return false };
         match answer.part {
-            Some(Part { bytes: Some((_, last)), .. }) if answer.status == 206 => last >= end,
+            Some(ContentRange { bytes: Some((_, last)), .. }) if answer.status == 206 => last >= end,
             // The whole representation ends with the wanted part, or its length is unknown.
             _ => self.is_part && self.total.or(answer.length) != Some(end),
         }
@@ -130,7 +132,7 @@ impl Resumable {
 
 /// Whether the response is a single part of consistent length. The end of an inconsistent one is unknown: under another
 /// `Content-Length`, the origin could place bytes of its choice into the next response.
-fn is_one_part(answer: &Answer, first: u64, last: u64) -> bool {
+fn is_one_part(answer: &ResponseHead, first: u64, last: u64) -> bool {
     !answer.is_multipart && answer.length.is_none_or(|length| last - first == length.wrapping_sub(1))
 }
 
@@ -143,12 +145,12 @@ mod tests {
 
     use super::*;
 
-    fn answer(status: u16, fields: &[(&str, &str)]) -> Answer {
+    fn answer(status: u16, fields: &[(&str, &str)]) -> ResponseHead {
         let mut response = Response::builder().status(status);
         for (name, value) in fields {
             response = response.header(*name, *value);
         }
-        Answer::read(&response.body(()).unwrap().into_parts().0, SystemTime::UNIX_EPOCH)
+        ResponseHead::read(&response.body(()).unwrap().into_parts().0, SystemTime::UNIX_EPOCH)
     }
 
     const TAG: (&str, &str) = ("etag", "\"a\"");
@@ -187,10 +189,10 @@ mod tests {
     fn it_goes_on_in_a_part_or_in_the_whole() {
         let mut whole = whole();
         let mut judge = |status, fields: &[(&str, &str)]| whole.judge(&answer(status, fields));
-        assert_eq!(judge(206, &[TAG, ("content-range", "bytes 40-99/100")]), Rest::Behind(0));
-        assert_eq!(judge(206, &[TAG, ("content-range", "bytes 32-63/*")]), Rest::Behind(8));
-        assert_eq!(judge(200, &[TAG, ("content-length", "100")]), Rest::Behind(40));
-        assert_eq!(judge(503, &[("retry-after", "3")]), Rest::Later(Some(Duration::from_secs(3))));
+        assert_eq!(judge(206, &[TAG, ("content-range", "bytes 40-99/100")]), ResumeOutcome::Behind(0));
+        assert_eq!(judge(206, &[TAG, ("content-range", "bytes 32-63/*")]), ResumeOutcome::Behind(8));
+        assert_eq!(judge(200, &[TAG, ("content-length", "100")]), ResumeOutcome::Behind(40));
+        assert_eq!(judge(503, &[("retry-after", "3")]), ResumeOutcome::Later(Some(Duration::from_secs(3))));
     }
 
     #[test]
@@ -223,9 +225,9 @@ mod tests {
         let mut endless = Resumable::of(&answer(200, &[TAG])).unwrap();
         endless.took(40);
         assert_eq!(endless.missing(), None);
-        assert_eq!(endless.judge(&answer(416, &[("content-range", "bytes */40")])), Rest::Nothing);
-        assert!(matches!(endless.judge(&answer(416, &[("content-range", "bytes */30")])), Rest::Never(_)));
-        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 40-59/60")])), Rest::Behind(0));
+        assert_eq!(endless.judge(&answer(416, &[("content-range", "bytes */40")])), ResumeOutcome::Nothing);
+        assert!(matches!(endless.judge(&answer(416, &[("content-range", "bytes */30")])), ResumeOutcome::Never(_)));
+        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 40-59/60")])), ResumeOutcome::Behind(0));
         assert_eq!(endless.missing(), Some(20));
     }
 
@@ -234,11 +236,11 @@ mod tests {
         let mut endless = Resumable::of(&answer(200, &[TAG])).unwrap();
         endless.took(40);
         assert!(endless.may_end());
-        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 40-59/*")])), Rest::Behind(0));
+        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 40-59/*")])), ResumeOutcome::Behind(0));
         endless.took(20);
         assert!(!endless.may_end());
-        assert_eq!(endless.judge(&answer(416, &[])), Rest::Nothing);
-        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 60-69/70")])), Rest::Behind(0));
+        assert_eq!(endless.judge(&answer(416, &[])), ResumeOutcome::Nothing);
+        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 60-69/70")])), ResumeOutcome::Behind(0));
         endless.took(10);
         assert!(endless.may_end());
     }
@@ -249,7 +251,7 @@ mod tests {
             let fields = [TAG, ("content-range", "bytes 0-9/100"), ("content-length", length)];
             assert_eq!(Resumable::of(&answer(206, &fields)).is_some(), is_part, "{length}");
             let fields = [TAG, ("content-range", "bytes 40-49/100"), ("content-length", length)];
-            assert_eq!(matches!(whole().judge(&answer(206, &fields)), Rest::Behind(0)), is_part, "{length}");
+            assert_eq!(matches!(whole().judge(&answer(206, &fields)), ResumeOutcome::Behind(0)), is_part, "{length}");
         }
     }
 
@@ -271,7 +273,7 @@ mod tests {
             (404, &[]),
             (302, &[("location", "/elsewhere")]),
         ] {
-            assert!(matches!(whole.judge(&answer(status, fields)), Rest::Never(_)), "{status} {fields:?}");
+            assert!(matches!(whole.judge(&answer(status, fields)), ResumeOutcome::Never(_)), "{status} {fields:?}");
         }
     }
 }

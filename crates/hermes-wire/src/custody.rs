@@ -59,23 +59,23 @@ impl std::fmt::Display for ExchangeId {
 
 /// The direction of a byte stream of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
+pub enum Direction {
     /// The request, towards the origin.
     Request,
     /// The response.
     Response,
 }
 
-impl Part {
+impl Direction {
     /// The index of the direction in a pair.
     pub fn index(self) -> usize {
-        usize::from(self == Part::Response)
+        usize::from(self == Direction::Response)
     }
 }
 
 /// The state of bytes that were sent after the acknowledged offset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Behind {
+pub enum AckReason {
     /// The receiver will store them.
     #[default]
     Taken,
@@ -100,7 +100,7 @@ pub enum Record {
         /// The exchange.
         id: ExchangeId,
         /// The direction.
-        part: Part,
+        part: Direction,
         /// The offset of the first byte.
         offset: u64,
         /// The byte stream ends with these bytes (FIN).
@@ -113,13 +113,13 @@ pub enum Record {
         /// The exchange.
         id: ExchangeId,
         /// The direction.
-        part: Part,
+        part: Direction,
         /// The offset up to which all bytes are stored.
         upto: u64,
         /// The whole byte stream is stored, including its end.
         is_whole: bool,
         /// The state of the bytes after the offset.
-        behind: Behind,
+        behind: AckReason,
     },
     /// The exchange has failed, on either side of this connection.
     Gone {
@@ -173,8 +173,8 @@ impl Record {
     /// # Panics
     /// If there are more bytes than [`MAX_DATA`], or an offset exceeds the maximum of a varint: errors of the caller.
     pub fn put(&self, out: &mut BytesMut) {
-        let flags = |part: Part, whole: bool| {
-            (if part == Part::Response { OF_RESPONSE } else { 0 }) | if whole { WHOLE } else { 0 }
+        let flags = |part: Direction, whole: bool| {
+            (if part == Direction::Response { OF_RESPONSE } else { 0 }) | if whole { WHOLE } else { 0 }
         };
         match self {
             Record::Begin { id, left } => {
@@ -191,9 +191,9 @@ impl Record {
             Record::Held { id, part, upto, is_whole, behind } => {
                 head(HELD, id, 1 + varint::len(*upto), out);
                 let behind = match behind {
-                    Behind::Taken => 0,
-                    Behind::NoRoom => NO_ROOM,
-                    Behind::Again => RESEND,
+                    AckReason::Taken => 0,
+                    AckReason::NoRoom => NO_ROOM,
+                    AckReason::Again => RESEND,
                 };
                 out.put_u8(flags(*part, *is_whole) | behind);
                 varint::encode(*upto, out);
@@ -239,9 +239,9 @@ impl Record {
             HELD => {
                 let (part, is_whole, behind) = flags(&mut payload, kind)?;
                 let behind = match behind {
-                    0 => Behind::Taken,
-                    NO_ROOM => Behind::NoRoom,
-                    RESEND => Behind::Again,
+                    0 => AckReason::Taken,
+                    NO_ROOM => AckReason::NoRoom,
+                    RESEND => AckReason::Again,
                     both => return Err(CustodyError::Flags(both)),
                 };
                 Record::Held { id, part, upto: number(&mut payload).ok_or_else(wrong)?, is_whole, behind }
@@ -286,7 +286,7 @@ fn number(payload: &mut Bytes) -> Option<u64> {
 }
 
 /// The direction, whether the byte stream is complete, and the flags of `Held`.
-fn flags(payload: &mut Bytes, kind: u64) -> Result<(Part, bool, u8), CustodyError> {
+fn flags(payload: &mut Bytes, kind: u64) -> Result<(Direction, bool, u8), CustodyError> {
     if payload.is_empty() {
         return Err(CustodyError::Length(kind));
     }
@@ -294,7 +294,7 @@ fn flags(payload: &mut Bytes, kind: u64) -> Result<(Part, bool, u8), CustodyErro
     if flags & !(OF_RESPONSE | WHOLE | RESEND | NO_ROOM) != 0 {
         return Err(CustodyError::Flags(flags));
     }
-    let part = if flags & OF_RESPONSE == 0 { Part::Request } else { Part::Response };
+    let part = if flags & OF_RESPONSE == 0 { Direction::Request } else { Direction::Response };
     Ok((part, flags & WHOLE != 0, flags & (RESEND | NO_ROOM)))
 }
 
@@ -320,7 +320,7 @@ mod tests {
     fn all() -> Vec<Record> {
         let data = |offset, is_last, bytes: &'static [u8]| Record::Data {
             id: ID,
-            part: Part::Response,
+            part: Direction::Response,
             offset,
             is_last,
             bytes: Bytes::from_static(bytes),
@@ -329,9 +329,15 @@ mod tests {
             Record::Begin { id: ID, left: 900_000 },
             data(0, false, b"hello"),
             data(1 << 40, true, b""),
-            Record::Held { id: ID, part: Part::Request, upto: 5, is_whole: false, behind: Behind::Again },
-            Record::Held { id: ID, part: Part::Request, upto: 5, is_whole: false, behind: Behind::NoRoom },
-            Record::Held { id: ID, part: Part::Response, upto: varint::MAX, is_whole: true, behind: Behind::Taken },
+            Record::Held { id: ID, part: Direction::Request, upto: 5, is_whole: false, behind: AckReason::Again },
+            Record::Held { id: ID, part: Direction::Request, upto: 5, is_whole: false, behind: AckReason::NoRoom },
+            Record::Held {
+                id: ID,
+                part: Direction::Response,
+                upto: varint::MAX,
+                is_whole: true,
+                behind: AckReason::Taken,
+            },
             Record::Gone { id: ID, status: 504, reason: "deadline exceeded".to_owned() },
             Record::Done { id: ID },
         ]

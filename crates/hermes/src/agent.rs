@@ -38,7 +38,7 @@ const RECONNECT_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Dur
 /// The pause before a renewal is retried that the controller could not serve.
 const RENEWAL_RETRY: Duration = Duration::from_secs(60);
 /// The pause after the controller has denied the node, in case the denial is withdrawn.
-const SENT_AWAY: Duration = Duration::from_secs(60);
+const DENIED_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// A connection that lasts this long counts as successful and resets the backoff.
 const STEADY_AFTER: Duration = Duration::from_secs(1);
 /// The longest interval between two checks whether the certificate needs renewal.
@@ -57,11 +57,11 @@ const LARGEST: u64 = 1 << 20;
 
 /// The directory of a node that has a controller.
 #[derive(Clone, Debug)]
-pub(crate) struct Home {
+pub(crate) struct StateDir {
     directory: PathBuf,
 }
 
-impl Home {
+impl StateDir {
     /// Opens the directory, or creates it with access for this user only.
     ///
     /// # Errors
@@ -194,7 +194,7 @@ impl Agent {
     /// The node cannot enrol: there is no token, or the controller is unreachable or refuses it.
     pub(crate) async fn start(
         places: Vec<ControllerAddr>,
-        home: &Home,
+        home: &StateDir,
         ticket: Option<EnrolmentToken>,
     ) -> anyhow::Result<Self> {
         enrolled(&places, home, ticket).await?;
@@ -223,7 +223,7 @@ impl Agent {
 /// The node cannot enrol: there is no token, or the controller is unreachable or refuses it.
 pub(crate) async fn enrolled(
     places: &[ControllerAddr],
-    home: &Home,
+    home: &StateDir,
     ticket: Option<EnrolmentToken>,
 ) -> anyhow::Result<()> {
     // A node whose certificate has expired can only enrol again, with a token.
@@ -243,7 +243,7 @@ pub(crate) async fn enrolled(
 }
 
 /// True if the certificate has expired by this machine's clock, or cannot be read.
-fn is_over(home: &Home) -> bool {
+fn is_over(home: &StateDir) -> bool {
     let end = home.identity().ok().and_then(|(own, _)| own.leaf_not_after());
     end.is_none_or(|end| end <= seconds_now())
 }
@@ -254,7 +254,7 @@ const OVER: &str = ". The node's certificate has expired and cannot be renewed; 
 
 /// Keeps a node's certificate and CA certificates current for as long as it is polled. Programs that follow the
 /// controller themselves use it.
-pub(crate) async fn keep_identity(places: &[ControllerAddr], home: &Home) {
+pub(crate) async fn keep_identity(places: &[ControllerAddr], home: &StateDir) {
     let (_view, viewed) = watch::channel(None);
     follow(places, home, None, viewed).await;
 }
@@ -307,7 +307,7 @@ impl Standing {
     }
 
     /// Records that the node now runs with the identity in the files.
-    fn identify(&mut self, home: &Home) -> anyhow::Result<()> {
+    fn identify(&mut self, home: &StateDir) -> anyhow::Result<()> {
         let (own, known) = home.identity()?;
         let ControllerPin::Authorities(authorities) = known else { return Ok(()) };
         let digests = fingerprints(authorities.as_bytes()).map_err(anyhow::Error::msg)?;
@@ -383,7 +383,7 @@ impl Health {
 
 async fn follow(
     places: &[ControllerAddr],
-    home: &Home,
+    home: &StateDir,
     instruct: Option<mpsc::Sender<Instruction>>,
     view: watch::Receiver<Option<NodeView>>,
 ) {
@@ -415,7 +415,7 @@ async fn follow(
     for place in places.iter().cycle() {
         pace.due().await;
         let pause = pace.begin();
-        let ended = Conversation::begin(place, home, instruct.as_ref(), &mut standing).await;
+        let ended = ControlSession::begin(place, home, instruct.as_ref(), &mut standing).await;
         let ended = match ended {
             Ok(conversation) => {
                 let began = Instant::now();
@@ -437,7 +437,7 @@ async fn follow(
                 report(&mut outage, place, pause, &format!("{error:#}{next_step}"));
                 if error.downcast_ref().is_some_and(ClientError::is_denial) {
                     // The controller no longer accepts the node's key, and the node has no other.
-                    tokio::time::sleep(SENT_AWAY).await;
+                    tokio::time::sleep(DENIED_RETRY_DELAY).await;
                 }
             }
         }
@@ -454,8 +454,8 @@ fn report(outage: &mut OutageLog, place: &ControllerAddr, pause: Duration, reaso
 }
 
 /// A connection to a controller.
-struct Conversation<'a> {
-    home: &'a Home,
+struct ControlSession<'a> {
+    home: &'a StateDir,
     /// `None`: another program runs the node.
     instruct: Option<&'a mpsc::Sender<Instruction>>,
     standing: &'a mut Standing,
@@ -471,10 +471,10 @@ struct Conversation<'a> {
     retry: Backoff,
 }
 
-impl<'a> Conversation<'a> {
+impl<'a> ControlSession<'a> {
     async fn begin(
         place: &ControllerAddr,
-        home: &'a Home,
+        home: &'a StateDir,
         instruct: Option<&'a mpsc::Sender<Instruction>>,
         standing: &'a mut Standing,
     ) -> anyhow::Result<Self> {
@@ -606,7 +606,7 @@ impl<'a> Conversation<'a> {
 
 async fn obey(
     order: Order,
-    home: &Home,
+    home: &StateDir,
     instruct: &mpsc::Sender<Instruction>,
     standing: &mut Standing,
 ) -> anyhow::Result<()> {

@@ -3,8 +3,8 @@
 //! In: arguments. Out: a command that ran. Exit status 1 is a failure (`main`), 2 wrong usage (clap), 3 a denial of
 //! `explain`.
 
-mod authority;
 mod backup;
+mod ca;
 mod check;
 mod completions;
 mod controller;
@@ -35,11 +35,11 @@ use self::output::{counted, print};
 #[command(name = "hermes", version, propagate_version = true, arg_required_else_help = true)]
 pub(crate) struct Hermes {
     #[command(subcommand)]
-    verb: Verb,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Command {
     Proxy(proxy::Proxy),
     Controller(controller::Run),
     Envoy(envoy::Envoy),
@@ -50,7 +50,7 @@ enum Verb {
     Token(overlay::Token),
     Node(node::Node),
     Rollout(rollout::Rollout),
-    Authority(authority::Authority),
+    Ca(ca::Ca),
     Operator(operator::Operator),
     Backup(backup::Backup),
     Restore(backup::Restore),
@@ -64,45 +64,64 @@ enum Verb {
     Install(install::Install),
     Completions(completions::Completions),
     Man(man::Manual),
+    #[command(name = "authority", hide = true)]
+    FormerAuthority(Former),
 }
 
 impl Hermes {
     /// Runs the command.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        match self.verb {
-            Verb::Proxy(verb) => verb.run(),
-            Verb::Controller(verb) => verb.run(),
-            Verb::Envoy(verb) => verb.run(),
-            Verb::Apply(verb) => verb.run(),
-            Verb::Diff(verb) => verb.run(),
-            Verb::Get(verb) => verb.run(),
-            Verb::Delete(verb) => verb.run(),
-            Verb::Token(verb) => verb.run(),
-            Verb::Node(verb) => verb.run(),
-            Verb::Rollout(verb) => verb.run(),
-            Verb::Authority(verb) => verb.run(),
-            Verb::Operator(verb) => verb.run(),
-            Verb::Backup(verb) => verb.run(),
-            Verb::Restore(verb) => verb.run(),
-            Verb::Tun(verb) => verb.run(),
-            Verb::Check(verb) => verb.run(),
-            Verb::Explain(verb) => verb.run(),
-            Verb::Fetch(verb) => verb.run(),
-            Verb::Demo(verb) => verb.run(),
-            Verb::Doctor(verb) => verb.run(),
-            Verb::Health(verb) => verb.run(),
-            Verb::Install(verb) => verb.run(),
-            Verb::Completions(verb) => verb.run(),
-            Verb::Man(verb) => verb.run(),
+        match self.command {
+            Command::Proxy(command) => command.run(),
+            Command::Controller(command) => command.run(),
+            Command::Envoy(command) => command.run(),
+            Command::Apply(command) => command.run(),
+            Command::Diff(command) => command.run(),
+            Command::Get(command) => command.run(),
+            Command::Delete(command) => command.run(),
+            Command::Token(command) => command.run(),
+            Command::Node(command) => command.run(),
+            Command::Rollout(command) => command.run(),
+            Command::Ca(command) => command.run(),
+            Command::Operator(command) => command.run(),
+            Command::Backup(command) => command.run(),
+            Command::Restore(command) => command.run(),
+            Command::Tun(command) => command.run(),
+            Command::Check(command) => command.run(),
+            Command::Explain(command) => command.run(),
+            Command::Fetch(command) => command.run(),
+            Command::Demo(command) => command.run(),
+            Command::Doctor(command) => command.run(),
+            Command::Health(command) => command.run(),
+            Command::Install(command) => command.run(),
+            Command::Completions(command) => command.run(),
+            Command::Man(command) => command.run(),
+            Command::FormerAuthority(command) => command.reject("authority", "ca"),
         }
     }
 }
 
+/// A command under its former name: it runs nothing, and its error names the new one.
+#[derive(Debug, Parser)]
+#[command(disable_help_flag = true)]
+struct Former {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    arguments: Vec<String>,
+}
+
+impl Former {
+    fn reject(&self, former: &str, new: &str) -> ! {
+        let arguments = self.arguments.iter().fold(String::new(), |text, argument| text + " " + argument);
+        let text = format!("`hermes {former}` was renamed; use `hermes {new}{arguments}`");
+        Hermes::command().error(ErrorKind::InvalidSubcommand, text).exit()
+    }
+}
+
 /// Exits with the usage of a command and status 2.
-fn misuse(verb: &str, kind: ErrorKind, text: &str) -> ! {
+fn misuse(command: &str, kind: ErrorKind, text: &str) -> ! {
     let mut whole = Hermes::command();
     // Gives the subcommand its full name.
     whole.build();
-    let verb = whole.find_subcommand(verb).cloned();
-    verb.unwrap_or(whole).error(kind, text).exit()
+    let command = whole.find_subcommand(command).cloned();
+    command.unwrap_or(whole).error(kind, text).exit()
 }

@@ -39,7 +39,7 @@ const REFUSED: &[u8; 2] = b"no";
 const DYING: Duration = Duration::from_secs(2);
 /// The number of attempts. A process that was itself just taken over closes the connection, and its successor then
 /// answers at the same path.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 fn patience() -> Duration {
     #[cfg(debug_assertions)]
@@ -76,7 +76,7 @@ pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<LabelledFd>, Prede
                 tracing::info!(sockets = sockets.len(), "taking over from a running process");
                 return Ok(Some((sockets, Predecessor { link: ManuallyDrop::new(stream), process })));
             }
-            Err(error) if tries < TRIES && is_end(&error) => {}
+            Err(error) if tries < MAX_ATTEMPTS && is_end(&error) => {}
             Err(error) => return Err(error).context("the running process did not hand its listeners over"),
         }
     }

@@ -3,7 +3,7 @@
 //! In: the workload, and for a node its document. Out: YAML for `kubectl apply -f -`. This code never contacts a
 //! cluster, and prints a token only if it is given one.
 
-mod shape;
+mod pod_requirements;
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use hermes_model::document::Document;
 use hermes_model::snapshot::{HostPort, Role};
 use serde_json::{Value, json};
 
-use shape::Shape;
+use pod_requirements::PodRequirements;
 
 /// The time that a process has to end after its `drain`, before Kubernetes kills it.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ pub(crate) struct Cluster {
 /// How nodes are put there.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
-pub(crate) struct Placing {
+pub(crate) struct ManifestOptions {
     #[command(flatten)]
     cluster: Cluster,
     /// All of these dependent nodes are one DaemonSet of this name: each machine is the node that is called as the machine is.
@@ -89,7 +89,7 @@ pub(crate) fn nodes(
     nodes: &[Node],
     controller: &str,
     namespace: Option<&str>,
-    placing: &Placing,
+    placing: &ManifestOptions,
 ) -> anyhow::Result<String> {
     let mut text = String::new();
     match &placing.daemon_set {
@@ -116,7 +116,7 @@ pub(crate) fn deletion(node: &Name, namespace: Option<&str>) -> String {
 
 /// Manifests for a controller with its store in a volume.
 pub(crate) fn controller(port: u16, namespace: Option<&str>, cluster: &Cluster) -> String {
-    let shape = Shape::listens_at(port);
+    let shape = PodRequirements::listens_at(port);
     let one = Workload {
         name: CONTROLLER,
         namespace,
@@ -135,7 +135,7 @@ struct Workload<'a> {
     namespace: Option<&'a str>,
     component: &'static str,
     cluster: &'a Cluster,
-    shape: Shape,
+    shape: PodRequirements,
     nodes: &'a [Node],
     /// A DaemonSet: one pod on each machine that has the name of one of the nodes.
     is_on_machines: bool,
@@ -146,7 +146,7 @@ impl<'a> Workload<'a> {
         name: &'a Name,
         nodes: &'a [Node],
         namespace: Option<&'a str>,
-        placing: &'a Placing,
+        placing: &'a ManifestOptions,
     ) -> anyhow::Result<Self> {
         let name = name.as_str();
         ensure!(name != CONTROLLER, "{name} is what the controller is called there; choose another name");
@@ -162,7 +162,7 @@ impl<'a> Workload<'a> {
                 "node {node_name}: others dial it, and no Service leads to one pod of a DaemonSet; place it without --daemon-set"
             );
         }
-        let shape = Shape::of(nodes, placing.host_network)?;
+        let shape = PodRequirements::of(nodes, placing.host_network)?;
         let cluster = &placing.cluster;
         Ok(Self { name, namespace, component: "node", cluster, shape, nodes, is_on_machines: is_set })
     }

@@ -7,13 +7,13 @@
 
 mod agent;
 mod cli;
+mod deploy;
 mod document;
 mod handover;
 mod kubernetes;
 mod log;
 mod notify;
 mod operator;
-mod place;
 mod run;
 mod signals;
 mod tun;

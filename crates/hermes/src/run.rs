@@ -20,7 +20,7 @@ use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::agent::{Agent, Home, Instruction, Wanted, history};
+use crate::agent::{Agent, Instruction, StateDir, Wanted, history};
 use crate::document;
 use crate::handover::{self, Successor, Successors};
 use crate::log::Log;
@@ -74,7 +74,7 @@ pub(crate) fn proxy(source: Source, takeover: Option<&Path>, log: &str) -> anyho
         match source {
             Source::File(config) => run(&config, &config, None, takeover, &log).await,
             Source::Controller { places, state, ticket } => {
-                let home = Home::open(&state)?;
+                let home = StateDir::open(&state)?;
                 let controllers = places.iter().map(ControllerAddr::host_and_port).collect();
                 let agent = Agent::start(places, &home, ticket).await?;
                 // The agent delivers documents, so the certificate is the only file to watch.

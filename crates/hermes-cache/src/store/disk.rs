@@ -103,7 +103,7 @@ impl Ended {
 }
 
 /// The location of a cache, and its previous owner.
-pub struct Place {
+pub struct CacheDir {
     /// The directory of all caches.
     pub root: Arc<Root>,
     /// The directory of this cache.
@@ -115,12 +115,12 @@ pub struct Place {
 impl Disk {
     /// Starts the thread. Returns `None` if that fails. The cache receives the stored objects once the directory is
     /// locked.
-    pub fn start(place: Place, cache: Weak<Cache>) -> Option<Self> {
+    pub fn start(place: CacheDir, cache: Weak<Cache>) -> Option<Self> {
         let (jobs, todo) = mpsc::channel();
         let (alive, ended) = mpsc::channel::<()>();
         let pending = Arc::new(AtomicUsize::new(0));
         let (loading, stage) = (Arc::<Loading>::default(), Arc::new(AtomicU8::new(OPENING)));
-        let clerk = Clerk {
+        let clerk = DiskThread {
             directory: place.directory.clone(),
             cache,
             pending: pending.clone(),
@@ -203,7 +203,7 @@ fn waiting(loading: &Loading) -> MutexGuard<'_, HashMap<FileId, Vec<oneshot::Sen
 }
 
 /// The thread's state; it runs the jobs in order.
-struct Clerk {
+struct DiskThread {
     directory: PathBuf,
     cache: Weak<Cache>,
     pending: Arc<AtomicUsize>,
@@ -212,8 +212,8 @@ struct Clerk {
     layouts: HashMap<FileId, Layout>,
 }
 
-impl Clerk {
-    fn run(mut self, place: Place, todo: mpsc::Receiver<Job>) {
+impl DiskThread {
+    fn run(mut self, place: CacheDir, todo: mpsc::Receiver<Job>) {
         // The first job is always `Begin`.
         let Ok(Job::Begin) = todo.recv() else { return };
         if let Some(former) = place.former {

@@ -7,13 +7,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
-use super::super::content::{Charge, Content, Shape};
+use super::super::content::{Charge, Content, StoredRanges};
 use super::super::flight::Flight;
 use super::super::head::{Head, Millis};
 use super::super::key::Vary;
 use super::Stored;
 use super::disk::FileId;
-use super::merge::Known;
+use super::merge::StoredParts;
 
 /// Maximum variants of a target. A client that keeps varying its request fields gets no more room.
 const MAX_VARIANTS: usize = 32;
@@ -30,9 +30,9 @@ const MAX_EVICTION_CANDIDATES: usize = 256;
 pub(crate) struct State {
     pub(crate) targets: HashMap<Arc<str>, Vec<Variant>>,
     /// Variants with content in memory, by last use.
-    pub(crate) warm: BTreeMap<u64, Place>,
+    pub(crate) warm: BTreeMap<u64, LruPosition>,
     /// Variants with a file, by last use.
-    pub(crate) filed: BTreeMap<u64, Place>,
+    pub(crate) filed: BTreeMap<u64, LruPosition>,
     pub(crate) flights: HashMap<Arc<str>, Vec<Arc<Flight>>>,
     /// Targets whose responses serve a single client, by hash, which is short whatever clients request. A collision
     /// only means that requests do not wait for each other.
@@ -45,7 +45,7 @@ pub(crate) struct State {
     pub(crate) on_disk: u64,
 }
 
-pub(crate) type Place = (Arc<str>, u64);
+pub(crate) type LruPosition = (Arc<str>, u64);
 
 /// Targets, by the hashes of their keys.
 pub(crate) enum Outdated {
@@ -59,9 +59,9 @@ pub(crate) struct Variant {
     pub(crate) used: u64,
     pub(crate) head: Arc<Head>,
     pub(crate) charge_of_head: Charge,
-    pub(crate) shape: Arc<Shape>,
+    pub(crate) shape: Arc<StoredRanges>,
     pub(crate) content: Option<Arc<Content>>,
-    pub(crate) file: Option<Filed>,
+    pub(crate) file: Option<DiskFile>,
     /// Writes in progress. Until they end, the content is in memory alone.
     pub(crate) writes: u32,
     /// Bytes that the variant had when it was last queued for writing.
@@ -69,11 +69,11 @@ pub(crate) struct Variant {
 }
 
 /// A file of the disk tier.
-pub(crate) struct Filed {
+pub(crate) struct DiskFile {
     pub(crate) id: FileId,
     pub(crate) bytes: u64,
     /// Ranges in the file, which may be fewer than those in memory.
-    pub(crate) shape: Arc<Shape>,
+    pub(crate) shape: Arc<StoredRanges>,
 }
 
 impl Variant {
@@ -89,11 +89,11 @@ impl Variant {
 }
 
 impl State {
-    pub(crate) fn find(&mut self, (key, id): &Place) -> Option<&mut Variant> {
+    pub(crate) fn find(&mut self, (key, id): &LruPosition) -> Option<&mut Variant> {
         self.targets.get_mut(key)?.iter_mut().find(|variant| variant.id == *id)
     }
 
-    pub(crate) fn touch(&mut self, place: &Place) {
+    pub(crate) fn touch(&mut self, place: &LruPosition) {
         self.turn += 1;
         let turn = self.turn;
         let Some(variant) = self.find(place) else { return };
@@ -112,9 +112,9 @@ impl State {
         key: &Arc<str>,
         head: Arc<Head>,
         charge: Charge,
-        shape: Arc<Shape>,
+        shape: Arc<StoredRanges>,
         content: Option<Arc<Content>>,
-        file: Option<Filed>,
+        file: Option<DiskFile>,
     ) -> (u64, Option<FileId>) {
         self.turn += 1;
         let id = self.turn;
@@ -136,7 +136,7 @@ impl State {
     }
 
     /// Removes a variant, and returns its file.
-    pub(crate) fn remove(&mut self, place: &Place) -> Option<FileId> {
+    pub(crate) fn remove(&mut self, place: &LruPosition) -> Option<FileId> {
         let variants = self.targets.get_mut(&place.0)?;
         let at = variants.iter().position(|variant| variant.id == place.1)?;
         let variant = variants.swap_remove(at);
@@ -156,11 +156,11 @@ impl State {
     }
 
     /// The stored content of the same representation, with this length.
-    pub(crate) fn known(&self, key: &Arc<str>, head: &Head, total: u64) -> Option<Known> {
+    pub(crate) fn known(&self, key: &Arc<str>, head: &Head, total: u64) -> Option<StoredParts> {
         let variant = self.like(key, &head.vary)?;
         let is_same = head.strong_etag().is_some() && head.strong_etag() == variant.head.strong_etag();
         let is_same = is_same && variant.shape.total == total;
-        is_same.then(|| Known {
+        is_same.then(|| StoredParts {
             id: variant.id,
             content: variant.content.clone(),
             length: variant.shape.stored_bytes(),
@@ -184,7 +184,7 @@ impl State {
     }
 
     /// Evicts a content from memory; without a file, its variant is removed.
-    fn cool(&mut self, place: &Place) {
+    fn cool(&mut self, place: &LruPosition) {
         let has_file = self.find(place).is_some_and(|variant| {
             variant.content = None;
             variant.file.as_ref().is_some_and(|file| {
@@ -206,7 +206,7 @@ impl State {
     }
 
     /// Removes a variant's file; without content in memory, the variant is removed.
-    pub(crate) fn unfile(&mut self, place: &Place) -> Option<FileId> {
+    pub(crate) fn unfile(&mut self, place: &LruPosition) -> Option<FileId> {
         let variant = self.find(place)?;
         if variant.content.is_none() {
             return self.remove(place);

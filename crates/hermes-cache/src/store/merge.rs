@@ -22,14 +22,14 @@ const GROWN_SHARE: u64 = 4;
 const GROWN_BYTES: u64 = 64 << 10;
 
 /// The stored content of a representation.
-pub(crate) struct Known {
+pub(crate) struct StoredParts {
     pub(crate) id: u64,
     /// The content in memory; `None` if it is on disk alone.
     pub(crate) content: Option<Arc<Content>>,
     pub(crate) length: u64,
 }
 
-impl Known {
+impl StoredParts {
     fn is(&self, other: &Self) -> bool {
         self.id == other.id && self.content.as_ref().map(Arc::as_ptr) == other.content.as_ref().map(Arc::as_ptr)
     }
@@ -87,7 +87,7 @@ impl Cache {
         self.set_to(key, head, job);
     }
 
-    fn merged(&self, known: Option<&Known>, content: &Arc<Content>) -> Merged {
+    fn merged(&self, known: Option<&StoredParts>, content: &Arc<Content>) -> Merged {
         // A complete content needs no stored parts. It also replaces them on disk, because the client asked for all of
         // it anew.
         let Some(known) = known.filter(|_| !content.shape().covers(&(0..content.total()))) else {

@@ -5,7 +5,7 @@ use http::header::{CACHE_CONTROL, ETAG};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderValue, Method, StatusCode, Version};
 
-use super::super::content::{CHUNK_COST, MAX_RUNS, Paid, Run};
+use super::super::content::{CHUNK_COST, ChargedBytes, MAX_RUNS, Run};
 use super::super::head::Times;
 use super::disk::root::Root;
 use super::*;
@@ -38,11 +38,11 @@ fn at(directory: PathBuf, memory: u64, disk: u64) -> Arc<Cache> {
     let settings =
         hermes_model::snapshot::Cache { memory, disk, shared: true, stale_if_error: Duration::from_secs(60) };
     let root = Root::new(directory.parent().unwrap().to_owned());
-    let place = Place { root, directory, former: None };
+    let place = CacheDir { root, directory, former: None };
     Cache::new(settings, "test".to_owned(), CacheMetrics::default(), Some(place))
 }
 
-fn ask(path: &str) -> Ask {
+fn ask(path: &str) -> CacheLookup {
     let head = RequestHead {
         method: Method::GET,
         scheme: Scheme::HTTP,
@@ -50,7 +50,7 @@ fn ask(path: &str) -> Ask {
         path: PathAndQuery::try_from(path).unwrap(),
         fields: HeaderMap::new(),
     };
-    Ask::new(head, true, None)
+    CacheLookup::new(head, true, None)
 }
 
 fn head() -> Arc<Head> {
@@ -66,7 +66,7 @@ fn part(cache: &Cache, range: std::ops::Range<u64>, total: u64) -> Content {
     let mut run = Run::at(range.start);
     let bytes: Vec<u8> = range.map(|at| at as u8).collect();
     let charge = cache.room(bytes.len() + CHUNK_COST).unwrap();
-    run.push(Paid { bytes, charge }.into_chunk());
+    run.push(ChargedBytes { bytes, charge }.into_chunk());
     Content::new([run], total)
 }
 
@@ -78,8 +78,8 @@ impl Store {
 
     fn stored(&self, path: &str) -> Option<Stored> {
         match self.cache.look(&ask(path), NOW, false) {
-            Found::Hit(stored) => Some(stored),
-            Found::Ask { stored, .. } => stored,
+            LookupResult::Hit(stored) => Some(stored),
+            LookupResult::Fetch { stored, .. } => stored,
             _ => None,
         }
     }

@@ -18,7 +18,7 @@ use crate::store::{Revision, StoreError};
 use crate::trust::Trust;
 
 /// The error if no rotation is in progress.
-const NONE: &str = "no CA rotation in progress; begin one with `hermes authority rotate`";
+const NONE: &str = "no CA rotation in progress; begin one with `hermes ca rotate`";
 
 impl Controller {
     /// Watches which CAs the overlay trusts.
@@ -61,7 +61,7 @@ impl Controller {
         // Otherwise the log would still have the unsealed key.
         self.compact().await?;
         tracing::info!(
-            "CA key sealed; an earlier reader of the store may have it, so rotate the CA: `hermes authority rotate`"
+            "CA key sealed; an earlier reader of the store may have it, so rotate the CA: `hermes ca rotate`"
         );
         Ok(())
     }
@@ -98,8 +98,8 @@ impl Controller {
         let judge = |view: &StateView| {
             if view.state.rotation.is_some() {
                 return Err(ApplyError::NotReady(
-                    "CA rotation in progress; end it with `hermes authority finish`, or cancel it with `hermes \
-                     authority cancel`"
+                    "CA rotation in progress; end it with `hermes ca finish`, or cancel it with `hermes \
+                     ca cancel`"
                         .to_owned(),
                 ));
             }
@@ -157,7 +157,7 @@ impl Controller {
             let rotation = state.rotation.as_deref().ok_or_else(|| ApplyError::NotReady(NONE.to_owned()))?;
             if rotation.since != of {
                 return Err(ApplyError::NotReady(
-                    "the rotation was changed in the meantime; see `hermes authority show`".to_owned(),
+                    "the rotation was changed in the meantime; see `hermes ca show`".to_owned(),
                 ));
             }
             let gone = |authority| Change::Retired(state.retired(authority, &rotation.proof, now()));

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
+use hermes_wire::custody::{AckReason, Direction, ExchangeId, Record};
 
 use super::super::NO_CHANNEL;
-use super::super::half::Upto;
-use super::{Ended, Engine, Entry, Exchange, Output, Side, Survives};
+use super::super::stream_state::Progress;
+use super::{Durability, Ended, Engine, Entry, Exchange, Output, Side};
 
 /// Ended exchanges that this node repeats to one neighbour. For older ones, the neighbour learns only that they ended.
 const MAX_ENDED: usize = 16 << 10;
@@ -79,9 +79,9 @@ impl Engine {
         let Some(mut exchange) = self.remove(id, Entry::Forget) else { return };
         if let Some(Side::Peer(peer)) = exchange.to.take() {
             // The acknowledgement gives the final offset in the next node's count.
-            exchange.response.forget_told();
+            exchange.response.forget_acks();
             let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
-            let record = Record::Held { id, part: Part::Response, upto, is_whole: true, behind: Behind::Taken };
+            let record = Record::Held { id, part: Direction::Response, upto, is_whole: true, behind: AckReason::Taken };
             self.say(&peer, record.clone());
             self.remember_ended(id, peer, record, exchange.deadline, false);
         }
@@ -138,7 +138,7 @@ impl Engine {
         let Some(place) = all.iter().position(|ended| ended.peer == *peer) else { return };
         let ended = all.swap_remove(place);
         if ended.is_order {
-            self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives: Survives::Nothing });
+            self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives: Durability::Nothing });
         }
         if !all.iter().any(|other| other.until == ended.until) {
             self.deadlines.remove(&(ended.until, id));
@@ -166,7 +166,7 @@ impl Engine {
         // Durable deletion is needed only if a neighbour waits for it. In all other cases the neighbours know of the
         // end or report it again.
         let is_waited_for = self.farewells.contains_key(&id) || entry != Entry::Forget;
-        let survives = if is_waited_for { exchange.survives } else { Survives::Nothing };
+        let survives = if is_waited_for { exchange.survives } else { Durability::Nothing };
         self.out.push_back(Output::Keep { id, entry, survives });
         Some(exchange)
     }
@@ -207,7 +207,7 @@ impl Engine {
         for (side, exchanges) in lapsed {
             for id in exchanges {
                 let is_empty =
-                    |one: &Exchange| one.from == side && one.to.is_none() && one.request.have() == Upto::default();
+                    |one: &Exchange| one.from == side && one.to.is_none() && one.request.have() == Progress::default();
                 if self.exchanges.get(&id).is_some_and(is_empty) && self.remove(id, Entry::Forget).is_some() {
                     self.out.push_back(Output::Forget { id });
                 }
@@ -235,7 +235,7 @@ impl Engine {
             for ended in self.ended.remove(&id).into_iter().flatten() {
                 self.deadlines.remove(&(ended.until, id));
                 if ended.is_order {
-                    self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives: Survives::Nothing });
+                    self.out.push_back(Output::Keep { id, entry: Entry::Forget, survives: Durability::Nothing });
                 }
                 if let Some(peer) = self.peers.get_mut(&ended.peer) {
                     peer.forget(ended.number);

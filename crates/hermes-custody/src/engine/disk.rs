@@ -3,9 +3,9 @@
 //! In: offsets that are durable, and bytes read back. Out: read requests. If memory is scarce, durable bytes leave it.
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Direction, ExchangeId, Record};
 
-use super::super::half::Upto;
+use super::super::stream_state::Progress;
 use super::quota::Account;
 use super::{CHUNK, Engine, Output};
 
@@ -14,7 +14,7 @@ const LOAD: u64 = 256 << 10;
 
 impl Engine {
     /// Requests a read of stored bytes. If memory is scarce, the read covers only the next record.
-    pub(super) fn have_read(&mut self, id: ExchangeId, part: Part, offset: u64, length: u64) {
+    pub(super) fn have_read(&mut self, id: ExchangeId, part: Direction, offset: u64, length: u64) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
         let length = length.min(if is_tight { CHUNK as u64 } else { LOAD });
@@ -23,12 +23,12 @@ impl Engine {
     }
 
     /// Reports that a direction is durable up to this offset.
-    pub(crate) fn is_safe(&mut self, id: ExchangeId, part: Part, offset: u64, is_whole: bool) {
+    pub(crate) fn is_safe(&mut self, id: ExchangeId, part: Direction, offset: u64, is_whole: bool) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
             let is_on_disk = exchange.is_on_disk();
             let half = exchange.half(part);
-            half.set_safe(Upto { offset, is_whole });
+            half.set_safe(Progress { offset, is_whole });
             if is_tight && is_on_disk {
                 half.evict();
             }
@@ -44,7 +44,7 @@ impl Engine {
     }
 
     /// Reports a failed read. The exchange fails, unless the next node has acknowledged these bytes meanwhile.
-    pub(crate) fn is_unreadable(&mut self, id: ExchangeId, part: Part, offset: u64) {
+    pub(crate) fn is_unreadable(&mut self, id: ExchangeId, part: Direction, offset: u64) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         if exchange.half(part).held().offset > offset {
             return self.load(id, part, offset, Bytes::new());
@@ -53,7 +53,7 @@ impl Engine {
     }
 
     /// Delivers bytes of a read.
-    pub(crate) fn load(&mut self, id: ExchangeId, part: Part, offset: u64, bytes: Bytes) {
+    pub(crate) fn load(&mut self, id: ExchangeId, part: Direction, offset: u64, bytes: Bytes) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.half(part).load(offset, bytes);
             self.reindex(id);

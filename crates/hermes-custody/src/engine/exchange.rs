@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 
-use super::super::half::{Half, Upto};
+use super::super::stream_state::{Progress, StreamState};
 use super::index::Indexed;
 
 /// A side of an exchange.
@@ -37,9 +37,9 @@ pub(crate) enum Entry {
     /// The exchange goes to this side.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// The stream begins with this head, which replaces the first `theirs` bytes of the previous node's stream.
-    Head { part: Part, theirs: u64, head: Bytes },
+    Head { part: Direction, theirs: u64, head: Bytes },
     /// More bytes of the stream, at this offset.
-    Bytes { part: Part, offset: u64, bytes: Bytes, is_last: bool },
+    Bytes { part: Direction, offset: u64, bytes: Bytes, is_last: bool },
     /// The exchange has failed and must not run again for this neighbour before `until`.
     Gone { peer: Arc<str>, status: u16, reason: String, until: Duration },
     /// The exchange has ended.
@@ -48,16 +48,17 @@ pub(crate) enum Entry {
 
 /// The journal's copy of one direction of an exchange, after a restart.
 #[derive(Debug, Default)]
-pub(crate) struct Former {
+pub(crate) struct RestoredStream {
     /// Length of the head that was replaced, and of the head that this node wrote.
     pub(crate) head: Option<(u64, u64)>,
     /// Offset and length of each piece, in ascending order. All pieces are durable.
-    pub(crate) pieces: Vec<(Upto, u64)>,
+    pub(crate) pieces: Vec<(Progress, u64)>,
 }
 
-impl Former {
-    pub(super) fn half(self, awaits_head: bool) -> Half {
-        let mut half = if awaits_head && self.head.is_none() { Half::awaiting_head() } else { Half::default() };
+impl RestoredStream {
+    pub(super) fn half(self, awaits_head: bool) -> StreamState {
+        let mut half =
+            if awaits_head && self.head.is_none() { StreamState::awaiting_head() } else { StreamState::default() };
         if let Some((theirs, length)) = self.head {
             half.restore_head(theirs, length);
         }
@@ -72,17 +73,17 @@ pub(crate) enum Output {
     /// A neighbour began a new exchange. The caller assigns it by [`Engine::lead`] or [`Engine::take_in`].
     Begun { id: ExchangeId, peer: Arc<str> },
     /// The next bytes of a direction whose head is awaited. [`Engine::settle`] ends this.
-    Head { id: ExchangeId, part: Part, bytes: Bytes },
+    Head { id: ExchangeId, part: Direction, bytes: Bytes },
     /// An entry to write, in this order. The caller reports durable heads and bytes by [`Engine::is_safe`].
-    Keep { id: ExchangeId, entry: Entry, survives: Survives },
+    Keep { id: ExchangeId, entry: Entry, survives: Durability },
     /// Stored bytes below this offset are no longer needed, except the head and the end of the stream.
-    Release { id: ExchangeId, part: Part, upto: u64 },
+    Release { id: ExchangeId, part: Direction, upto: u64 },
     /// The account has no room for data that a neighbour sent.
     Scarce(Arc<str>),
     /// Stored bytes to read, for [`Engine::load`].
-    Read { id: ExchangeId, part: Part, offset: u64, length: u64 },
+    Read { id: ExchangeId, part: Direction, offset: u64, length: u64 },
     /// A local reader has something to read by [`Engine::read`].
-    Ready { id: ExchangeId, part: Part },
+    Ready { id: ExchangeId, part: Direction },
     /// A neighbour has something to receive: it needs a channel, and [`Engine::next_record`].
     Stir(Arc<str>),
     /// Callers that [`Engine::append`] or [`Engine::lead`] refused may retry.
@@ -105,12 +106,12 @@ pub(crate) struct Limits {
     /// Bytes of all exchanges on disk.
     pub(crate) disk: u64,
     /// The failures that acknowledged bytes survive.
-    pub(crate) survives: Survives,
+    pub(crate) survives: Durability,
 }
 
 /// The failures that bytes survive before the node acknowledges them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Survives {
+pub(crate) enum Durability {
     /// No failure: the bytes are in memory alone.
     #[default]
     Nothing,
@@ -143,8 +144,8 @@ pub(super) struct Exchange {
     pub(super) from: Side,
     /// The next side; `None` if it is not known yet, or no longer takes part.
     pub(super) to: Option<Side>,
-    pub(super) request: Half,
-    pub(super) response: Half,
+    pub(super) request: StreamState,
+    pub(super) response: StreamState,
     pub(super) deadline: Duration,
     pub(super) account: Arc<str>,
     /// The neighbour or user whose share of the account the exchange uses.
@@ -166,7 +167,7 @@ pub(super) struct Exchange {
     pub(super) is_intended: bool,
     /// The durability at arrival or assignment. A later change of the configuration has no effect, because bytes in
     /// memory alone cannot be read again.
-    pub(super) survives: Survives,
+    pub(super) survives: Durability,
     /// A local producer was refused bytes of this exchange.
     pub(super) is_refused: bool,
     /// Positions of both directions in the indexes, in the order of `PARTS`.
@@ -174,69 +175,69 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn half(&mut self, part: Part) -> &mut Half {
+    pub(super) fn half(&mut self, part: Direction) -> &mut StreamState {
         match part {
-            Part::Request => &mut self.request,
-            Part::Response => &mut self.response,
+            Direction::Request => &mut self.request,
+            Direction::Response => &mut self.response,
         }
     }
 
-    pub(super) fn half_of(&self, part: Part) -> &Half {
+    pub(super) fn half_of(&self, part: Direction) -> &StreamState {
         match part {
-            Part::Request => &self.request,
-            Part::Response => &self.response,
+            Direction::Request => &self.request,
+            Direction::Response => &self.response,
         }
     }
 
     /// Whether the exchange is in the journal.
     pub(super) fn is_on_disk(&self) -> bool {
-        self.survives != Survives::Nothing
+        self.survives != Durability::Nothing
     }
 
     /// The side that reads a direction.
-    pub(super) fn sink(&self, part: Part) -> Option<&Side> {
+    pub(super) fn sink(&self, part: Direction) -> Option<&Side> {
         match part {
-            Part::Request => self.to.as_ref(),
-            Part::Response => Some(&self.from),
+            Direction::Request => self.to.as_ref(),
+            Direction::Response => Some(&self.from),
         }
     }
 
     /// Whether `part` is the request of a complete response. The next node may have forgotten both and must not run the
     /// request again.
-    pub(super) fn is_answered(&self, part: Part) -> bool {
-        part == Part::Request && self.response.have().is_whole && !self.is_tunnel
+    pub(super) fn is_answered(&self, part: Direction) -> bool {
+        part == Direction::Request && self.response.have().is_whole && !self.is_tunnel
     }
 
     /// Whether a request without a route would exceed `EARLY` with these bytes. Neither its next side nor its account
     /// is known yet.
-    pub(super) fn is_early(&self, part: Part, bytes: usize) -> bool {
-        part == Part::Request && self.to.is_none() && self.request.kept() + bytes as u64 > EARLY
+    pub(super) fn is_early(&self, part: Direction, bytes: usize) -> bool {
+        part == Direction::Request && self.to.is_none() && self.request.kept() + bytes as u64 > EARLY
     }
 
     /// Whether the stored bytes of a direction may be forwarded.
-    pub(super) fn may_go_on(&self, part: Part) -> bool {
-        part == Part::Response || self.is_vouched
+    pub(super) fn may_go_on(&self, part: Direction) -> bool {
+        part == Direction::Response || self.is_vouched
     }
 
     /// Whether the next node knows the exchange. A node that is asked for a response before it hears of the request
     /// would report it as lost.
     pub(super) fn is_there(&self) -> bool {
-        let nothing = Upto::default();
+        let nothing = Progress::default();
         self.is_begun || self.request.held() != nothing || self.response.have() != nothing
     }
 
     /// Whether bytes may be read again after they were read: by an origin request that is replayed, by a comparison
     /// with the replayed response, or by a client that returns. In all other cases the next node answers for them.
-    pub(super) fn is_read_again(&self, part: Part) -> bool {
-        let is_of_origin = part == Part::Response && self.source(part) == Some(&Side::Here);
+    pub(super) fn is_read_again(&self, part: Direction) -> bool {
+        let is_of_origin = part == Direction::Response && self.source(part) == Some(&Side::Here);
         !self.is_tunnel && (is_of_origin || self.sink(part) == Some(&Side::Here))
     }
 
     /// The side that writes a direction.
-    pub(super) fn source(&self, part: Part) -> Option<&Side> {
+    pub(super) fn source(&self, part: Direction) -> Option<&Side> {
         match part {
-            Part::Request => Some(&self.from),
-            Part::Response => self.to.as_ref(),
+            Direction::Request => Some(&self.from),
+            Direction::Response => self.to.as_ref(),
         }
     }
 
@@ -252,4 +253,4 @@ impl Exchange {
     }
 }
 
-pub(super) const PARTS: [Part; 2] = [Part::Request, Part::Response];
+pub(super) const PARTS: [Direction; 2] = [Direction::Request, Direction::Response];

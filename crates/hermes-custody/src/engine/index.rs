@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Direction, ExchangeId, Record};
 
-use super::super::window::Pace;
+use super::super::window::SendWindow;
 use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
@@ -26,14 +26,14 @@ pub(super) struct Peer {
     pub(super) is_quiet: bool,
     /// The reason for the missing channel, if it is known.
     pub(super) trouble: Option<Arc<str>>,
-    pub(super) pace: Pace,
+    pub(super) pace: SendWindow,
     /// Control records, sent before data.
     pub(super) words: VecDeque<Record>,
     /// Directions whose acknowledgement must be sent.
-    pub(super) news: BTreeSet<(ExchangeId, Part)>,
+    pub(super) news: BTreeSet<(ExchangeId, Direction)>,
     /// Directions with data for the neighbour: ordered by bytes already sent, and by age.
-    pub(super) least: BTreeSet<(u64, ExchangeId, Part)>,
-    pub(super) oldest: BTreeSet<(u64, ExchangeId, Part)>,
+    pub(super) least: BTreeSet<(u64, ExchangeId, Direction)>,
+    pub(super) oldest: BTreeSet<(u64, ExchangeId, Direction)>,
     /// Bytes in flight to the neighbour, and bytes that are being read from disk for it.
     pub(super) in_flight: u64,
     pub(super) loading: u64,
@@ -154,7 +154,7 @@ impl Engine {
         let account = self.accounts.entry(exchange.account.clone()).or_default();
         for part in PARTS {
             let is_kept = !exchange.is_on_disk() || (exchange.is_read_again(part) && !account.is_stuck);
-            let worth = if account.is_stuck { 1 } else { LET_GO };
+            let worth = if account.is_stuck { 1 } else { MIN_RELEASE_BYTES };
             if !is_kept && exchange.half(part).costs() >= worth && exchange.half(part).spare(false) > 0 {
                 let upto = exchange.half(part).let_go(false);
                 self.out.push_back(Output::Release { id, part, upto });
@@ -211,7 +211,7 @@ impl Engine {
             }
             exchange.indexed[part.index()] = now;
         }
-        let lacks = !goes && (exchange.request.is_lacking() || exchange.response.is_lacking());
+        let lacks = !goes && (exchange.request.has_gap() || exchange.response.has_gap());
         if lacks {
             account.lacking.insert(id);
         } else {
@@ -226,18 +226,18 @@ impl Engine {
 }
 
 /// Minimum of unneeded bytes that are deleted at once.
-const LET_GO: u64 = 256 << 10;
+const MIN_RELEASE_BYTES: u64 = 256 << 10;
 /// Overhead of a written piece beside its bytes: its position in memory, and its record header on disk.
 const IN_MEMORY: u64 = 96;
 const ON_DISK: u64 = 48;
 
 /// Computes the positions that one direction should have.
-fn stand(exchange: &mut Exchange, part: Part, account: &Account) -> Indexed {
+fn stand(exchange: &mut Exchange, part: Direction, account: &Account) -> Indexed {
     let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
     // An exchange that is not confirmed itself acknowledges nothing.
-    let may_speak = part == Part::Request || (exchange.is_vouched && exchange.is_there());
+    let may_speak = part == Direction::Request || (exchange.is_vouched && exchange.is_there());
     let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, CHUNK));
     let sink = match exchange.sink(part) {
         Some(Side::Peer(_)) => Some(true),

@@ -6,14 +6,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 
-use super::super::half::{Next, Upto};
+use super::super::stream_state::{Next, Progress};
 use super::{Appended, Engine, Exchange, Output, PARTS, Side};
 
 /// Maximum of unsent bytes from a local producer while the next node has a channel. Data that arrives faster than the
 /// path takes it would use storage, and time that sending needs.
-const AHEAD: u64 = 1 << 20;
+const MAX_UNSENT_BYTES: u64 = 1 << 20;
 /// Maximum wait for the path. After it the path counts as slow or down, and everything that fits is accepted, because
 /// an origin may not be patient.
 const LONG: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub(super) enum HeldUp {
 
 impl Engine {
     /// Accepts bytes of a local client or origin. The caller keeps bytes that are not accepted, and retries.
-    pub(crate) fn append(&mut self, id: ExchangeId, part: Part, bytes: Bytes, is_last: bool) -> Appended {
+    pub(crate) fn append(&mut self, id: ExchangeId, part: Direction, bytes: Bytes, is_last: bool) -> Appended {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
         if exchange.source(part) != Some(&Side::Here) {
             return Appended::Gone;
@@ -41,22 +41,22 @@ impl Engine {
             (account.has_refused, exchange.is_refused) = (true, true);
             return Appended::Full;
         }
-        if self.is_ahead(id, part, AHEAD)
+        if self.is_ahead(id, part, MAX_UNSENT_BYTES)
             && *self.held_up.entry((id, part)).or_insert(HeldUp::Waits(None)) != HeldUp::GoesOn
         {
             return Appended::Ahead;
         }
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
         // If this node restarts and begins again, the reader must not see another head.
-        if part == Part::Response {
-            exchange.response.send_what_is_safe();
+        if part == Direction::Response {
+            exchange.response.send_durable_only();
         }
         self.take(id, part, at, bytes, is_last);
         Appended::Taken
     }
 
     /// Whether a local producer is more than `bytes` ahead of what was sent over an open channel.
-    fn is_ahead(&self, id: ExchangeId, part: Part, bytes: u64) -> bool {
+    fn is_ahead(&self, id: ExchangeId, part: Direction, bytes: u64) -> bool {
         let Some(exchange) = self.exchanges.get(&id) else { return false };
         let is_open = exchange.sink(part).and_then(Side::peer).and_then(|peer| self.peers.get(peer));
         let half = exchange.half_of(part);
@@ -69,7 +69,7 @@ impl Engine {
             return;
         }
         for part in PARTS {
-            if !self.is_ahead(id, part, AHEAD / 2)
+            if !self.is_ahead(id, part, MAX_UNSENT_BYTES / 2)
                 && let Some(HeldUp::Waits(_)) = self.held_up.remove(&(id, part))
             {
                 self.out.push_back(Output::Onward { id });
@@ -92,13 +92,13 @@ impl Engine {
     }
 
     /// Up to `most` bytes for a local reader, and whether they are the last; `None` if there are none yet.
-    pub(crate) fn read(&mut self, id: ExchangeId, part: Part, most: usize) -> Option<(Bytes, bool)> {
+    pub(crate) fn read(&mut self, id: ExchangeId, part: Direction, most: usize) -> Option<(Bytes, bool)> {
         let is_here = |exchange: &&mut Exchange| exchange.sink(part) == Some(&Side::Here) && exchange.may_go_on(part);
         let exchange = self.exchanges.get_mut(&id).filter(is_here)?;
         let half = exchange.half(part);
         let read = match half.send(most) {
             Some(Next::Bytes { offset, bytes, is_last }) => {
-                half.set_held(Upto { offset: offset + bytes.len() as u64, is_whole: is_last });
+                half.set_held(Progress { offset: offset + bytes.len() as u64, is_whole: is_last });
                 Some((bytes, is_last))
             }
             Some(Next::Away { offset, length }) => {
@@ -125,7 +125,7 @@ impl Engine {
         };
         let is_on_disk = exchange.is_on_disk();
         let is_there = exchange.response.reopen(is_on_disk);
-        exchange.indexed[Part::Response.index()].is_ready_told = false;
+        exchange.indexed[Direction::Response.index()].is_ready_told = false;
         self.reindex(id);
         is_there
     }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
+use hermes_wire::custody::{AckReason, Direction, ExchangeId, Record};
 
 use super::super::OUTCOME_UNKNOWN;
-use super::super::half::{Half, Next, Upto};
+use super::super::stream_state::{Next, Progress, StreamState};
 use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
@@ -55,10 +55,10 @@ impl Engine {
                     exchange.half(part).rewind();
                 }
                 if exchange.source(part) == Some(&side) {
-                    exchange.half(part).forget_told();
+                    exchange.half(part).forget_acks();
                 }
             }
-            if exchange.from == side && exchange.request.have() == Upto::default() {
+            if exchange.from == side && exchange.request.have() == Progress::default() {
                 // The neighbour may have lost the exchange before it sent any data. This node would never have bytes to
                 // acknowledge, so it sends an empty acknowledgement.
                 exchange.request.greet();
@@ -67,7 +67,7 @@ impl Engine {
                 exchange.is_begun = false;
                 // The neighbour may have lost its part of the request, or wait until this node confirms the exchange.
                 // No other record would reveal that.
-                if exchange.request.held() != Upto::default() {
+                if exchange.request.held() != Progress::default() {
                     exchange.response.greet();
                 }
             }
@@ -136,7 +136,7 @@ impl Engine {
                 // a complete response counts.
                 let may_have_lost = exchange.is_restored && (is_whole || exchange.source(part) != Some(&Side::Here));
                 let is_silent =
-                    part == Part::Request && !exchange.is_begun && exchange.request.held() == Upto::default();
+                    part == Direction::Request && !exchange.is_begun && exchange.request.held() == Progress::default();
                 let half = exchange.half(part);
                 let before = half.held().offset;
                 if half.awaits_head() && upto == 0 && !is_whole {
@@ -146,24 +146,24 @@ impl Engine {
                 if half.awaits_head() || (!may_have_lost && upto > half.have().offset) {
                     return self.fail(id, 502, &format!("{peer} holds more of it than there was"));
                 }
-                if behind == Behind::Again && half.has_gone(upto, is_whole) {
+                if behind == AckReason::Again && half.has_gone(upto, is_whole) {
                     // The disk was full. The neighbour acknowledged bytes that its origin or client had read, but did
                     // not store all of them.
                     let reason = format!("{OUTCOME_UNKNOWN}: {peer} was restarted, and has lost some of what it held");
                     return self.fail(id, 502, &reason);
                 }
-                half.set_held(Upto { offset: upto, is_whole });
+                half.set_held(Progress { offset: upto, is_whole });
                 let more = half.held().offset - before;
                 match behind {
-                    Behind::Taken => {}
-                    Behind::NoRoom => half.wait(),
-                    Behind::Again => half.rewind(),
+                    AckReason::Taken => {}
+                    AckReason::NoRoom => half.wait(),
+                    AckReason::Again => half.rewind(),
                 }
                 let pace = &mut self.peers.entry(peer.clone()).or_default().pace;
                 if more > 0 {
                     pace.held(now, more);
                 }
-                if behind != Behind::Taken {
+                if behind != AckReason::Taken {
                     // Data in flight will never be acknowledged.
                     pace.begin();
                 }
@@ -172,7 +172,7 @@ impl Engine {
                 }
                 if is_silent
                     && let Some(exchange) = self.exchanges.get_mut(&id)
-                    && exchange.request.held() != Upto::default()
+                    && exchange.request.held() != Progress::default()
                 {
                     // The neighbour speaks first, and may wait until this node confirms the exchange. This node may
                     // have nothing else to send.
@@ -201,7 +201,7 @@ impl Engine {
         &mut self,
         now: Duration,
         peer: &Arc<str>,
-        (id, part): (ExchangeId, Part),
+        (id, part): (ExchangeId, Direction),
         offset: u64,
         bytes: Bytes,
         is_last: bool,
@@ -217,7 +217,7 @@ impl Engine {
             self.take(id, part, offset, bytes, is_last);
             self.renew(now, id);
         } else {
-            if !exchange.half(part).is_lacking() {
+            if !exchange.half(part).has_gap() {
                 self.out.push_back(Output::Scarce(exchange.account.clone()));
             }
             exchange.half(part).refuse();
@@ -240,7 +240,7 @@ impl Engine {
             self.say(peer, Record::Done { id });
         }
         let Some(exchange) = self.exchanges.get(&id) else { return };
-        if exchange.to.as_ref() == Some(&side) && exchange.is_answered(Part::Request) {
+        if exchange.to.as_ref() == Some(&side) && exchange.is_answered(Direction::Request) {
             // The response is complete, so a later failure at the neighbour is irrelevant.
             return self.go_on_alone(id, &side);
         }
@@ -286,7 +286,7 @@ impl Engine {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             if exchange.from == side {
                 // The neighbour may have forgotten the acknowledgements.
-                exchange.request.forget_told();
+                exchange.request.forget_acks();
                 return self.reindex(id);
             }
             let reason = "it came to a node that has it already: its routes lead in a circle".to_owned();
@@ -295,7 +295,14 @@ impl Engine {
         if self.ended_for(id, peer).is_some() {
             return self.unknown(peer, id);
         }
-        match self.add(id, side, Half::awaiting_head(), (now, left.min(MAX_CUSTODY_TIME)), account, &owner_of(peer)) {
+        match self.add(
+            id,
+            side,
+            StreamState::awaiting_head(),
+            (now, left.min(MAX_CUSTODY_TIME)),
+            account,
+            &owner_of(peer),
+        ) {
             Ok(()) => self.out.push_back(Output::Begun { id, peer: peer.clone() }),
             Err(reason) => {
                 self.refused += 1;
@@ -343,7 +350,7 @@ impl Engine {
                 let news = exchange.half(part).news(has_room, is_read_again);
                 self.reindex(id);
                 match news {
-                    Some((Upto { offset, is_whole }, behind)) => {
+                    Some((Progress { offset, is_whole }, behind)) => {
                         return Some(Record::Held { id, part, upto: offset, is_whole, behind });
                     }
                     None => continue,
@@ -359,7 +366,7 @@ impl Engine {
             };
             let exchange = self.exchanges.get_mut(&id)?;
             // If a response has begun, the next node knew the exchange and must not begin it again.
-            if part == Part::Request && !exchange.is_there() {
+            if part == Direction::Request && !exchange.is_there() {
                 (exchange.is_begun, exchange.is_known) = (true, true);
                 let left = exchange.deadline.saturating_sub(now);
                 // From here on the neighbour may be asked for the response.

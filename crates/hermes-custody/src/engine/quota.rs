@@ -6,10 +6,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 
 use super::index::Indexed;
-use super::{Exchange, Limits, PARTS, Survives};
+use super::{Durability, Exchange, Limits, PARTS};
 
 /// Guaranteed share of one direction of an exchange if the account has room at all: one record and its index entry.
 const LEAST: u64 = 32 << 10;
@@ -37,7 +37,7 @@ pub(super) struct Account {
     pub(super) spare: u64,
     /// Bytes of memory for the positions of pieces on disk.
     pub(super) places: u64,
-    pub(super) spares: BTreeSet<(u64, ExchangeId, Part)>,
+    pub(super) spares: BTreeSet<(u64, ExchangeId, Direction)>,
     /// Maximum usage since refused callers last retried.
     peak: Used,
     /// A refused caller waits for room.
@@ -48,7 +48,7 @@ pub(super) struct Account {
 
 impl Default for Account {
     fn default() -> Self {
-        let limits = Limits { exchanges: 0, memory: 0, disk: 0, survives: Survives::Nothing };
+        let limits = Limits { exchanges: 0, memory: 0, disk: 0, survives: Durability::Nothing };
         Self {
             limits,
             disk_there: u64::MAX,
@@ -71,7 +71,7 @@ impl Default for Account {
 impl Account {
     /// Whether the account stores its bytes on disk.
     pub(super) fn is_on_disk(&self) -> bool {
-        self.limits.survives != Survives::Nothing
+        self.limits.survives != Durability::Nothing
     }
 
     /// Bytes that the account may store on disk.
@@ -112,7 +112,7 @@ impl Account {
     /// A direction may use three quarters of the limit, so that requests and responses do not block each other; small
     /// streams may use seven eighths. One stream may use as much as remains free of that: a stalled stream leaves half
     /// of it to others, two leave a quarter, and so on.
-    pub(super) fn takes(&self, bytes: usize, part: Part, used: &Indexed) -> bool {
+    pub(super) fn takes(&self, bytes: usize, part: Direction, used: &Indexed) -> bool {
         let fits = |tier: usize, kept: u64, of_half: u64, limit: u64| {
             let (bytes, free) = (bytes as u64, limit.saturating_sub(kept));
             let of_part = self.of_part[part.index()][tier] + bytes;
@@ -127,7 +127,7 @@ impl Account {
     /// Whether to ask a refused neighbour to send again. The margin is larger than in [`Account::takes`], so that the
     /// data is not refused a second time. `now` is the usage of the direction; `counted` is the part that this account
     /// includes already.
-    pub(super) fn has_room(&self, part: Part, counted: &Indexed, now: &Indexed) -> bool {
+    pub(super) fn has_room(&self, part: Direction, counted: &Indexed, now: &Indexed) -> bool {
         let has = |tier: usize, kept: u64, of_half: u64, limit: u64, change: [u64; 2]| {
             let changed = |sum: u64| sum + change[1] - change[0];
             let free = limit.saturating_sub(changed(kept));
@@ -181,7 +181,7 @@ impl Account {
         self.is_on_disk() && self.memory > self.limits.memory / 4
     }
 
-    pub(super) fn count(&mut self, part: Part, before: &Indexed, now: &Indexed) {
+    pub(super) fn count(&mut self, part: Direction, before: &Indexed, now: &Indexed) {
         self.memory = self.memory + now.memory - before.memory;
         self.disk = self.disk + now.disk - before.disk;
         self.places = self.places + now.places - before.places;

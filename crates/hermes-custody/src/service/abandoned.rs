@@ -7,21 +7,21 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 
-use super::Office;
+use super::CustodyService;
 use super::state::{End, State, Storing};
 
 /// Maximum number of responses that wait for clients to return.
 pub(super) const MAX_ABANDONED_RESPONSES: usize = 256;
 
-impl Office {
+impl CustodyService {
     /// Marks an exchange whose client has disconnected and may repeat its request. The exchange continues until its
     /// deadline.
     pub fn leave(&self, id: ExchangeId, asked: Bytes) {
         self.act(|state, _| {
             state.ends.remove(&id);
-            match state.engine.have(id, Part::Request) {
+            match state.engine.have(id, Direction::Request) {
                 Some(request) if request.is_whole => state.left.push_back((asked, id)),
                 // A request without its end can never complete.
                 Some(_) => state.engine.fail(id, 499, "its client is gone"),

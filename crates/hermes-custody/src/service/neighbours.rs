@@ -8,9 +8,9 @@ use std::task::{Context, Poll};
 
 use hermes_wire::custody::{ExchangeId, Record};
 
-use super::Office;
+use super::CustodyService;
 
-impl Office {
+impl CustodyService {
     /// Opens a channel to a neighbour and replaces the previous one. Returns the channel's number and the restored
     /// exchanges that the neighbour began, which the caller must resume.
     pub fn open(&self, peer: &Arc<str>) -> (u64, Vec<ExchangeId>) {

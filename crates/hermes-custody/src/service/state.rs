@@ -8,12 +8,12 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Direction, ExchangeId, Record};
 
 use super::super::OUTCOME_UNKNOWN;
-use super::super::engine::{Appended, Engine, Entry, Former, MAX_CUSTODY_TIME, Output, Side, Survives};
-use super::super::journal::{Intent, Note};
-use super::super::store::{Held, HeldHalf, Job, Store};
+use super::super::engine::{Appended, Durability, Engine, Entry, MAX_CUSTODY_TIME, Output, RestoredStream, Side};
+use super::super::journal::{Intent, JournalRecord};
+use super::super::store::{Job, Store, StoredExchange, StoredStream};
 use super::Failure;
 use super::abandoned::MAX_ABANDONED_RESPONSES;
 
@@ -60,7 +60,7 @@ impl Storing {
             Storing::Memory | Storing::Over => {}
             Storing::Awaited(jobs) => {
                 // Unwritten entries of an ended exchange are discarded.
-                if let Job::Keep { id, note: Note::Forget, .. } = &job {
+                if let Job::Keep { id, note: JournalRecord::Forget, .. } = &job {
                     jobs.retain(|job| !matches!(job, Job::Keep { id: other, .. } if other == id));
                 }
                 jobs.push(job);
@@ -72,7 +72,7 @@ impl Storing {
 
 /// Whether the request is complete. The rest of an incomplete request never arrives once its client has disconnected.
 fn is_asked_whole(engine: &Engine, id: ExchangeId) -> bool {
-    engine.have(id, Part::Request).is_some_and(|request| request.is_whole)
+    engine.have(id, Direction::Request).is_some_and(|request| request.is_whole)
 }
 
 /// Milliseconds since 1970.
@@ -110,13 +110,13 @@ pub(super) struct Line {
 }
 
 impl End {
-    pub(super) fn wake(&mut self, part: Part, woken: &mut Vec<Waker>) {
+    pub(super) fn wake(&mut self, part: Direction, woken: &mut Vec<Waker>) {
         woken.extend(self.readers[part.index()].take());
     }
 }
 
 impl End {
-    pub(super) fn wait<T>(&mut self, cx: &Context<'_>, part: Part) -> Poll<Result<T, Failure>> {
+    pub(super) fn wait<T>(&mut self, cx: &Context<'_>, part: Direction) -> Poll<Result<T, Failure>> {
         if let Some(failure) = &self.failure {
             return Poll::Ready(Err(failure.clone()));
         }
@@ -161,8 +161,8 @@ impl State {
     }
 
     /// Restores a failed exchange that must not run again. It stays known as long as its neighbour may begin it again.
-    pub(super) fn restore_end(&mut self, now: Duration, id: ExchangeId, note: Note) {
-        let Note::Gone { peer, status, reason, deadline } = note else { return };
+    pub(super) fn restore_end(&mut self, now: Duration, id: ExchangeId, note: JournalRecord) {
+        let JournalRecord::Gone { peer, status, reason, deadline } = note else { return };
         // A clock that was set back must not keep it forever.
         let left = Duration::from_millis(deadline.saturating_sub(date())).min(MAX_CUSTODY_TIME);
         let record = Record::Gone { id, status, reason: reason.to_string() };
@@ -170,8 +170,8 @@ impl State {
     }
 
     /// Restores an exchange from the journal.
-    pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: Held) {
-        let Held { from, to, account, deadline, life, intent, is_tunnel, asked, halves } = held;
+    pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: StoredExchange) {
+        let StoredExchange { from, to, account, deadline, life, intent, is_tunnel, asked, halves } = held;
         // A clock that was set back must not extend the deadline.
         let left = Duration::from_millis(deadline.saturating_sub(date()).min(life));
         let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
@@ -181,7 +181,7 @@ impl State {
         };
         // A tunnel with a local end cannot continue, because its socket was closed.
         let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
-        let former = |HeldHalf { head, pieces }| Former { head, pieces };
+        let former = |StoredStream { head, pieces }| RestoredStream { head, pieces };
         let (sides, time) = ((from, to), (now, left, Duration::from_millis(life)));
         let is_for_here = sides.1 == Side::Here;
         self.engine.restore(id, sides, time, &account, is_tunnel, halves.map(former));
@@ -191,8 +191,8 @@ impl State {
         }
         // Deleted bytes of a request cannot be sent to its origin again.
         let is_lost = is_for_here
-            && self.engine.is_torn(id, Part::Request)
-            && !self.engine.have(id, Part::Response).is_some_and(|response| response.is_whole);
+            && self.engine.is_torn(id, Direction::Request)
+            && !self.engine.have(id, Direction::Response).is_some_and(|response| response.is_whole);
         match peer {
             Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
             Some(_) if is_lost => {
@@ -257,29 +257,29 @@ impl State {
         }
     }
 
-    pub(super) fn keep(&mut self, now: Duration, id: ExchangeId, entry: Entry, survives: Survives) {
+    pub(super) fn keep(&mut self, now: Duration, id: ExchangeId, entry: Entry, survives: Durability) {
         let note = match entry {
             Entry::Begin { from, account, deadline, life } => {
                 let deadline = date().saturating_add(millis(deadline.saturating_sub(now)));
-                Note::Begin { from, account, deadline, life: millis(life) }
+                JournalRecord::Begin { from, account, deadline, life: millis(life) }
             }
-            Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
-            Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
-            Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
+            Entry::Lead { to, account, is_tunnel } => JournalRecord::Lead { to, account, is_tunnel },
+            Entry::Head { part, theirs, head } => JournalRecord::Head { part, theirs, bytes: head },
+            Entry::Bytes { part, offset, bytes, is_last } => JournalRecord::Bytes { part, offset, is_last, bytes },
             Entry::Gone { peer, status, reason, until } => {
                 let deadline = date().saturating_add(millis(until.saturating_sub(now)));
-                Note::Gone { peer, status, reason: Arc::from(reason), deadline }
+                JournalRecord::Gone { peer, status, reason: Arc::from(reason), deadline }
             }
-            Entry::Forget => Note::Forget,
+            Entry::Forget => JournalRecord::Forget,
         };
         // The end of an exchange always goes to the store, which ignores it if nothing of the exchange was written.
-        if survives != Survives::Nothing || note == Note::Forget {
-            return self.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
+        if survives != Durability::Nothing || note == JournalRecord::Forget {
+            return self.store.ask(Job::Keep { id, note, is_synced: survives == Durability::Power });
         }
         // Without a journal, bytes are durable for the life of the process.
         match note {
-            Note::Head { part, bytes, .. } => self.engine.is_safe(id, part, bytes.len() as u64, false),
-            Note::Bytes { part, offset, bytes, is_last } => {
+            JournalRecord::Head { part, bytes, .. } => self.engine.is_safe(id, part, bytes.len() as u64, false),
+            JournalRecord::Bytes { part, offset, bytes, is_last } => {
                 self.engine.is_safe(id, part, offset + bytes.len() as u64, is_last);
             }
             _ => {}
@@ -310,7 +310,7 @@ impl State {
     }
 
     /// Waits for progress of an existing exchange.
-    pub(super) fn wait<T>(&mut self, cx: &Context<'_>, id: ExchangeId, part: Part) -> Poll<Result<T, Failure>> {
+    pub(super) fn wait<T>(&mut self, cx: &Context<'_>, id: ExchangeId, part: Direction) -> Poll<Result<T, Failure>> {
         if !self.ends.contains_key(&id) && self.engine.have(id, part).is_none() {
             return Poll::Ready(Err(self.failure(id)));
         }

@@ -10,21 +10,21 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use tokio::sync::oneshot;
 
-use super::super::engine::Survives;
-use super::super::half::Upto;
-use super::super::journal::{Intent, Note};
+use super::super::engine::Durability;
+use super::super::journal::{Intent, JournalRecord};
 use super::super::store::{Job, Reader, Safe, Store, is_full};
+use super::super::stream_state::Progress;
 use super::state::Storing;
-use super::{Failure, Office};
+use super::{CustodyService, Failure};
 
 /// Minimum interval between log messages about a failing disk.
 const DISK_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A restored exchange, for the task that resumes it.
-pub struct Resumed {
+pub struct RestoredExchange {
     /// The exchange ends at this node.
     pub is_for_here: bool,
     /// The exchange goes to another node, and the head of its response had not arrived yet.
@@ -32,11 +32,11 @@ pub struct Resumed {
     /// The request may have been sent to an origin.
     pub intent: Option<Intent>,
     /// Progress of the response.
-    pub response: Upto,
+    pub response: Progress,
 }
 
-impl Office {
-    /// Lets journal entries wait until [`Office::store_in`] opens the journal.
+impl CustodyService {
+    /// Lets journal entries wait until [`CustodyService::store_in`] opens the journal.
     pub fn will_store(&self) {
         self.act(|state, _| state.store = Storing::Awaited(Vec::new()));
     }
@@ -99,18 +99,18 @@ impl Office {
     }
 
     /// The state of a restored exchange.
-    pub fn resumed(&self, id: ExchangeId) -> Option<Resumed> {
+    pub fn resumed(&self, id: ExchangeId) -> Option<RestoredExchange> {
         let state = self.lock();
-        Some(Resumed {
+        Some(RestoredExchange {
             is_for_here: state.engine.is_for_here(id),
             awaits_head: state.engine.awaits_head(id),
             intent: state.intended.get(&id).copied(),
-            response: state.engine.have(id, Part::Response)?,
+            response: state.engine.have(id, Direction::Response)?,
         })
     }
 
     /// Reads stored bytes of a direction again. Returns `None` if the read failed.
-    pub async fn read_back(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> Option<Bytes> {
+    pub async fn read_back(&self, id: ExchangeId, part: Direction, offset: u64, length: u64) -> Option<Bytes> {
         let (back, answer) = oneshot::channel();
         self.lock().store.ask(Job::Read { id, part, offset, length, back: Some(back) });
         answer.await.ok().flatten()
@@ -121,19 +121,19 @@ impl Office {
         self.act(|state, _| {
             state.engine.intend(id);
             let survives = state.engine.survives(id);
-            if survives == Survives::Nothing || state.ends.get(&id).is_some_and(|end| end.is_intended) {
+            if survives == Durability::Nothing || state.ends.get(&id).is_some_and(|end| end.is_intended) {
                 return Poll::Ready(Ok(()));
             }
             if state.intended.insert(id, Intent::Certain) != Some(Intent::Certain) {
-                let note = Note::Intent(Intent::Certain);
-                state.store.ask(Job::Keep { id, note, is_synced: survives == Survives::Power });
+                let note = JournalRecord::Intent(Intent::Certain);
+                state.store.ask(Job::Keep { id, note, is_synced: survives == Durability::Power });
             }
-            state.wait(cx, id, Part::Response)
+            state.wait(cx, id, Direction::Response)
         })
     }
 }
 
-impl Reader for Office {
+impl Reader for CustodyService {
     fn are_safe(&self, safe: Vec<Safe>) {
         self.act(|state, _| {
             for safe in safe {
@@ -143,7 +143,7 @@ impl Reader for Office {
                     Safe::Intent(id) => {
                         if let Some(end) = state.ends.get_mut(&id) {
                             end.is_intended = true;
-                            end.wake(Part::Response, &mut state.woken);
+                            end.wake(Direction::Response, &mut state.woken);
                         }
                     }
                 }
@@ -151,7 +151,7 @@ impl Reader for Office {
         });
     }
 
-    fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>) {
+    fn is_read(&self, id: ExchangeId, part: Direction, offset: u64, bytes: Option<Bytes>) {
         self.act(|state, _| match bytes {
             Some(bytes) => state.engine.load(id, part, offset, bytes),
             None => state.engine.is_unreadable(id, part, offset),

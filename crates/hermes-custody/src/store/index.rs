@@ -9,11 +9,11 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 
 use super::super::engine::Side;
-use super::super::half::Upto;
-use super::super::journal::{self, Intent, Note};
+use super::super::journal::{self, Intent, JournalRecord};
+use super::super::stream_state::Progress;
 use super::Segment;
 
 /// Length of an end mark, and estimated length of the entries without data, which move along with any part of their
@@ -45,12 +45,12 @@ impl Extent {
 #[derive(Debug, Default)]
 struct Kept {
     /// Entries without data.
-    begin: Option<Note>,
-    lead: Option<Note>,
+    begin: Option<JournalRecord>,
+    lead: Option<JournalRecord>,
     intent: Option<Intent>,
     asked: Option<Bytes>,
     /// The exchange has failed; no other entry is live.
-    gone: Option<Note>,
+    gone: Option<JournalRecord>,
     /// Ranges of both streams, by offset. If two have the same offset, the first is empty, or was written again.
     halves: [BTreeMap<u64, Extent>; 2],
     /// Record bytes of the exchange, by segment.
@@ -59,7 +59,7 @@ struct Kept {
 
 /// An exchange found in the journal.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct StoredExchange {
     pub(crate) from: Side,
     pub(crate) to: Option<Side>,
     pub(crate) account: Arc<str>,
@@ -70,16 +70,16 @@ pub(crate) struct Held {
     pub(crate) is_tunnel: bool,
     /// The request of a local client, if another client may repeat it and join.
     pub(crate) asked: Option<Bytes>,
-    pub(crate) halves: [HeldHalf; 2],
+    pub(crate) halves: [StoredStream; 2],
 }
 
 /// A direction of such an exchange.
 #[derive(Debug, Default)]
-pub(crate) struct HeldHalf {
+pub(crate) struct StoredStream {
     /// Length of the head that was replaced, and of the head that this node wrote.
     pub(crate) head: Option<(u64, u64)>,
     /// Offset and length of each piece, in ascending order.
-    pub(crate) pieces: Vec<(Upto, u64)>,
+    pub(crate) pieces: Vec<(Progress, u64)>,
 }
 
 /// The index.
@@ -95,8 +95,8 @@ pub(super) struct Index {
 
 impl Index {
     /// Adds an entry that was written to, or found in, a segment. `at` is the position of its data.
-    pub(super) fn add(&mut self, id: ExchangeId, note: &Note, segment: u64, at: u64, length: u64) {
-        if *note == Note::Forget {
+    pub(super) fn add(&mut self, id: ExchangeId, note: &JournalRecord, segment: u64, at: u64, length: u64) {
+        if *note == JournalRecord::Forget {
             self.forget(id);
             self.over.insert(id, segment);
             return;
@@ -104,27 +104,32 @@ impl Index {
         if self.over.contains_key(&id) {
             return;
         }
-        if matches!(note, Note::Gone { .. }) {
+        if matches!(note, JournalRecord::Gone { .. }) {
             self.forget(id);
         } else if self.exchanges.get(&id).is_some_and(|kept| kept.gone.is_some()) {
             return;
         }
         let kept = self.exchanges.entry(id).or_default();
         let data = match note {
-            Note::Head { part, theirs, bytes } => Some((*part, 0, bytes.len(), Some(*theirs), false)),
-            Note::Bytes { part, offset, is_last, bytes } => Some((*part, *offset, bytes.len(), None, *is_last)),
+            JournalRecord::Head { part, theirs, bytes } => Some((*part, 0, bytes.len(), Some(*theirs), false)),
+            JournalRecord::Bytes { part, offset, is_last, bytes } => {
+                Some((*part, *offset, bytes.len(), None, *is_last))
+            }
             _ => None,
         };
         *kept.bytes.entry(segment).or_default() += length;
         *self.live.entry(segment).or_default() += length;
         match note {
-            Note::Begin { .. } => kept.begin = Some(note.clone()),
-            Note::Lead { .. } => kept.lead = Some(note.clone()),
+            JournalRecord::Begin { .. } => kept.begin = Some(note.clone()),
+            JournalRecord::Lead { .. } => kept.lead = Some(note.clone()),
             // Certainty replaces doubt, but not the reverse.
-            Note::Intent(intent) if kept.intent != Some(Intent::Certain) => kept.intent = Some(*intent),
-            Note::Asked { bytes } => kept.asked = Some(bytes.clone()),
-            Note::Gone { .. } => kept.gone = Some(note.clone()),
-            Note::Head { .. } | Note::Bytes { .. } | Note::Intent(_) | Note::Forget => {}
+            JournalRecord::Intent(intent) if kept.intent != Some(Intent::Certain) => kept.intent = Some(*intent),
+            JournalRecord::Asked { bytes } => kept.asked = Some(bytes.clone()),
+            JournalRecord::Gone { .. } => kept.gone = Some(note.clone()),
+            JournalRecord::Head { .. }
+            | JournalRecord::Bytes { .. }
+            | JournalRecord::Intent(_)
+            | JournalRecord::Forget => {}
         }
         let Some((part, offset, of_data, theirs, is_last)) = data else { return };
         let extent = Extent { offset, length: of_data as u64, theirs, is_last, segment, at, record: length };
@@ -134,7 +139,7 @@ impl Index {
     }
 
     /// Drops entries of a stream below this offset, except its head and its end.
-    pub(super) fn release(&mut self, id: ExchangeId, part: Part, upto: u64) {
+    pub(super) fn release(&mut self, id: ExchangeId, part: Direction, upto: u64) {
         let Some(kept) = self.exchanges.get_mut(&id) else { return };
         let is_over = |one: &Extent| one.end() <= upto && one.theirs.is_none() && !one.is_last;
         let gone: Vec<_> = kept.halves[part.index()].extract_if(..upto, |_, one| is_over(one)).collect();
@@ -207,14 +212,14 @@ impl Index {
     }
 
     /// Exchanges to restore. An exchange without a next side is dropped, because nothing of it was acknowledged.
-    pub(super) fn held(&mut self) -> Vec<(ExchangeId, Held)> {
+    pub(super) fn held(&mut self) -> Vec<(ExchangeId, StoredExchange)> {
         let aimless: Vec<_> = self.exchanges.iter().filter(|(_, kept)| kept.is_aimless()).map(|(id, _)| *id).collect();
         aimless.into_iter().for_each(|id| self.forget(id));
         self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.held()?))).collect()
     }
 
     /// Reads a range of a stream.
-    pub(super) fn read(&self, id: ExchangeId, part: Part, offset: u64, length: u64) -> io::Result<Bytes> {
+    pub(super) fn read(&self, id: ExchangeId, part: Direction, offset: u64, length: u64) -> io::Result<Bytes> {
         let gone = || io::Error::new(io::ErrorKind::NotFound, "it is not in the journal");
         let kept = self.exchanges.get(&id).ok_or_else(gone)?;
         let extents = &kept.halves[part.index()];
@@ -237,21 +242,22 @@ impl Index {
 
     /// The entries to write again before this segment is removed. An end mark is among them if an older segment may
     /// have entries of its exchange.
-    pub(super) fn moving(&self, segment: u64) -> io::Result<Vec<(ExchangeId, Vec<Note>)>> {
+    pub(super) fn moving(&self, segment: u64) -> io::Result<Vec<(ExchangeId, Vec<JournalRecord>)>> {
         let mut moving = Vec::new();
         for (id, kept) in &self.exchanges {
             if !kept.bytes.contains_key(&segment) {
                 continue;
             }
-            let mut notes: Vec<Note> = kept.begin.iter().chain(&kept.lead).chain(&kept.gone).cloned().collect();
-            notes.extend(kept.intent.map(Note::Intent));
-            notes.extend(kept.asked.clone().map(|bytes| Note::Asked { bytes }));
-            for part in [Part::Request, Part::Response] {
+            let mut notes: Vec<JournalRecord> =
+                kept.begin.iter().chain(&kept.lead).chain(&kept.gone).cloned().collect();
+            notes.extend(kept.intent.map(JournalRecord::Intent));
+            notes.extend(kept.asked.clone().map(|bytes| JournalRecord::Asked { bytes }));
+            for part in [Direction::Request, Direction::Response] {
                 for extent in kept.halves[part.index()].values().filter(|one| one.segment == segment) {
                     let bytes = self.read(*id, part, extent.offset, extent.length)?;
                     notes.push(match extent.theirs {
-                        Some(theirs) => Note::Head { part, theirs, bytes },
-                        None => Note::Bytes { part, offset: extent.offset, is_last: extent.is_last, bytes },
+                        Some(theirs) => JournalRecord::Head { part, theirs, bytes },
+                        None => JournalRecord::Bytes { part, offset: extent.offset, is_last: extent.is_last, bytes },
                     });
                 }
             }
@@ -259,7 +265,7 @@ impl Index {
         }
         if self.segments.front().is_some_and(|oldest| oldest.number != segment) {
             let over = self.over.iter().filter(|(_, said_in)| **said_in == segment);
-            moving.extend(over.map(|(id, _)| (*id, vec![Note::Forget])));
+            moving.extend(over.map(|(id, _)| (*id, vec![JournalRecord::Forget])));
         }
         Ok(moving)
     }
@@ -274,7 +280,7 @@ impl Index {
     }
 
     /// Failed exchanges that must not run again.
-    pub(super) fn gone(&self) -> Vec<(ExchangeId, Note)> {
+    pub(super) fn gone(&self) -> Vec<(ExchangeId, JournalRecord)> {
         self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.gone.clone()?))).collect()
     }
 }
@@ -285,28 +291,28 @@ impl Kept {
     fn is_aimless(&self) -> bool {
         let is_peer = |side: &Side| matches!(side, Side::Peer(_));
         match (&self.begin, &self.lead) {
-            (Some(Note::Begin { from, .. }), Some(Note::Lead { to, .. })) => {
-                let has_head = self.halves[Part::Request.index()].values().any(|one| one.theirs.is_some());
+            (Some(JournalRecord::Begin { from, .. }), Some(JournalRecord::Lead { to, .. })) => {
+                let has_head = self.halves[Direction::Request.index()].values().any(|one| one.theirs.is_some());
                 is_peer(from) && is_peer(to) && !has_head
             }
             _ => self.gone.is_none(),
         }
     }
 
-    fn held(&self) -> Option<Held> {
-        let Some(Note::Begin { from, account, deadline, life }) = &self.begin else { return None };
+    fn held(&self) -> Option<StoredExchange> {
+        let Some(JournalRecord::Begin { from, account, deadline, life }) = &self.begin else { return None };
         let (to, account, is_tunnel) = match &self.lead {
-            Some(Note::Lead { to, account, is_tunnel }) => (Some(to.clone()), account.clone(), *is_tunnel),
+            Some(JournalRecord::Lead { to, account, is_tunnel }) => (Some(to.clone()), account.clone(), *is_tunnel),
             _ => (None, account.clone(), false),
         };
         let half = |extents: &BTreeMap<u64, Extent>| {
             let head = extents.values().find_map(|one| Some((one.theirs?, one.length)));
             let pieces = extents.values().filter(|one| one.theirs.is_none());
-            let pieces = pieces.map(|one| (Upto { offset: one.offset, is_whole: one.is_last }, one.length));
-            HeldHalf { head, pieces: pieces.collect() }
+            let pieces = pieces.map(|one| (Progress { offset: one.offset, is_whole: one.is_last }, one.length));
+            StoredStream { head, pieces: pieces.collect() }
         };
         let [request, response] = &self.halves;
-        Some(Held {
+        Some(StoredExchange {
             from: from.clone(),
             to,
             account,

@@ -7,13 +7,13 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::super::journal::Note;
+use super::super::journal::JournalRecord;
 use super::{Job, SMALL};
 
 /// Minimum interval between writes of bulk data. A write is immediate if the last one was longer ago.
 const MIN_WRITE_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum delay of jobs that nobody waits for.
-const WHENEVER: Duration = Duration::from_millis(10);
+const MAX_FLUSH_DELAY: Duration = Duration::from_millis(10);
 /// Queued bytes that end the delay.
 const MANY: usize = 256 << 10;
 /// Idle time after which the thread stops polling and must be woken.
@@ -21,29 +21,35 @@ const RESTS: Duration = Duration::from_secs(1);
 
 /// The urgency of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Haste {
+enum FlushUrgency {
     Whenever,
     Soon,
     Now,
 }
 
-impl Haste {
+impl FlushUrgency {
     fn of(job: &Job) -> Self {
         match job {
-            Job::Release { .. } => Haste::Whenever,
-            Job::Read { .. } => Haste::Now,
+            Job::Release { .. } => FlushUrgency::Whenever,
+            Job::Read { .. } => FlushUrgency::Now,
             Job::Keep { note, .. } => match note {
-                Note::Begin { .. } | Note::Lead { .. } | Note::Asked { .. } | Note::Gone { .. } | Note::Forget => {
-                    Haste::Whenever
-                }
+                JournalRecord::Begin { .. }
+                | JournalRecord::Lead { .. }
+                | JournalRecord::Asked { .. }
+                | JournalRecord::Gone { .. }
+                | JournalRecord::Forget => FlushUrgency::Whenever,
                 // A head is sent once it is durable. A local endpoint's head is empty, and nobody waits for it.
-                Note::Head { bytes, .. } if bytes.is_empty() => Haste::Whenever,
-                Note::Intent(_) | Note::Head { .. } => Haste::Now,
+                JournalRecord::Head { bytes, .. } if bytes.is_empty() => FlushUrgency::Whenever,
+                JournalRecord::Intent(_) | JournalRecord::Head { .. } => FlushUrgency::Now,
                 // A small complete stream is sent without waiting. The beginning and the end of a longer one wait to be
                 // durable.
-                Note::Bytes { offset: 0, is_last: true, bytes, .. } if bytes.len() <= SMALL => Haste::Whenever,
-                Note::Bytes { offset: 0, .. } | Note::Bytes { is_last: true, .. } => Haste::Now,
-                Note::Bytes { .. } => Haste::Soon,
+                JournalRecord::Bytes { offset: 0, is_last: true, bytes, .. } if bytes.len() <= SMALL => {
+                    FlushUrgency::Whenever
+                }
+                JournalRecord::Bytes { offset: 0, .. } | JournalRecord::Bytes { is_last: true, .. } => {
+                    FlushUrgency::Now
+                }
+                JournalRecord::Bytes { .. } => FlushUrgency::Soon,
             },
         }
     }
@@ -72,7 +78,7 @@ struct Inner {
     bytes: usize,
     /// Arrival of the first queued job.
     since: Instant,
-    haste: Haste,
+    haste: FlushUrgency,
     /// Last time at which the thread took jobs.
     taken: Instant,
     sleep: Sleep,
@@ -86,10 +92,10 @@ impl Inner {
             return None;
         }
         Some(match self.haste {
-            Haste::Now => now,
+            FlushUrgency::Now => now,
             _ if self.bytes >= MANY || self.is_over => now,
-            Haste::Soon => now.max(self.taken + MIN_WRITE_INTERVAL),
-            Haste::Whenever => self.since + WHENEVER,
+            FlushUrgency::Soon => now.max(self.taken + MIN_WRITE_INTERVAL),
+            FlushUrgency::Whenever => self.since + MAX_FLUSH_DELAY,
         })
     }
 }
@@ -108,7 +114,7 @@ impl Queue {
             jobs: Vec::new(),
             bytes: 0,
             since: now,
-            haste: Haste::Whenever,
+            haste: FlushUrgency::Whenever,
             taken: now,
             sleep: Sleep::Deep,
             is_over: false,
@@ -124,9 +130,9 @@ impl Queue {
         let now = Instant::now();
         let mut inner = self.lock();
         if inner.jobs.is_empty() {
-            (inner.since, inner.haste) = (now, Haste::Whenever);
+            (inner.since, inner.haste) = (now, FlushUrgency::Whenever);
         }
-        inner.haste = inner.haste.max(Haste::of(&job));
+        inner.haste = inner.haste.max(FlushUrgency::of(&job));
         inner.bytes += size(&job);
         inner.jobs.push(job);
         let is_late = match inner.sleep {
@@ -169,7 +175,7 @@ impl Queue {
             }
             let look = [due, most.map(|most| began + most)].into_iter().flatten().min();
             let is_awake = || now < inner.taken + RESTS;
-            match look.or_else(|| is_awake().then(|| now + WHENEVER)) {
+            match look.or_else(|| is_awake().then(|| now + MAX_FLUSH_DELAY)) {
                 Some(at) => {
                     inner.sleep = Sleep::Until(at);
                     let waited = self.bell.wait_timeout(inner, at - now);
@@ -188,30 +194,33 @@ impl Queue {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use bytes::Bytes;
-    use hermes_wire::custody::{ExchangeId, Part};
+    use hermes_wire::custody::{Direction, ExchangeId};
 
     use super::*;
     use crate::journal::Intent;
 
-    fn keep(note: Note) -> Job {
+    fn keep(note: JournalRecord) -> Job {
         Job::Keep { id: ExchangeId([1; 16]), note, is_synced: false }
     }
 
     fn bytes(offset: u64, length: usize, is_last: bool) -> Job {
         let bytes = Bytes::from(vec![0; length]);
-        keep(Note::Bytes { part: Part::Response, offset, is_last, bytes })
+        keep(JournalRecord::Bytes { part: Direction::Response, offset, is_last, bytes })
     }
 
     #[test]
     fn what_somebody_waits_for_is_taken_at_once() {
-        for job in
-            [keep(Note::Intent(Intent::Certain)), bytes(0, 1, false), bytes(100, 0, true), bytes(0, SMALL + 1, true)]
-        {
-            assert_eq!(Haste::of(&job), Haste::Now);
+        for job in [
+            keep(JournalRecord::Intent(Intent::Certain)),
+            bytes(0, 1, false),
+            bytes(100, 0, true),
+            bytes(0, SMALL + 1, true),
+        ] {
+            assert_eq!(FlushUrgency::of(&job), FlushUrgency::Now);
         }
-        assert_eq!(Haste::of(&bytes(100, 100, false)), Haste::Soon);
-        for job in [keep(Note::Forget), bytes(0, SMALL, true)] {
-            assert_eq!(Haste::of(&job), Haste::Whenever);
+        assert_eq!(FlushUrgency::of(&bytes(100, 100, false)), FlushUrgency::Soon);
+        for job in [keep(JournalRecord::Forget), bytes(0, SMALL, true)] {
+            assert_eq!(FlushUrgency::of(&job), FlushUrgency::Whenever);
         }
     }
 
@@ -219,7 +228,7 @@ mod tests {
     fn what_may_wait_is_taken_with_what_may_not() {
         let queue = Queue::new();
         let now = Instant::now();
-        queue.ask(keep(Note::Forget));
+        queue.ask(keep(JournalRecord::Forget));
         assert!(queue.lock().due(now).unwrap() > now);
         queue.ask(bytes(100, 100, false));
         assert!(queue.lock().due(now).unwrap() <= now + MIN_WRITE_INTERVAL);
@@ -232,13 +241,13 @@ mod tests {
     #[test]
     fn what_may_wait_is_taken_by_itself_and_all_at_the_end() {
         let queue = Queue::new();
-        queue.ask(keep(Note::Forget));
+        queue.ask(keep(JournalRecord::Forget));
         assert_eq!(queue.take(None).unwrap().len(), 1);
         assert!(
             queue.take(Some(Duration::from_millis(1))).unwrap().is_empty(),
             "a disk that takes nothing is tried again"
         );
-        queue.ask(keep(Note::Forget));
+        queue.ask(keep(JournalRecord::Forget));
         queue.end();
         assert_eq!(queue.take(None).map(|jobs| jobs.len()), Some(1));
         assert!(queue.take(None).is_none());
@@ -255,7 +264,7 @@ mod tests {
             while !matches!(queue.lock().sleep, Sleep::Deep) {
                 std::thread::yield_now();
             }
-            queue.ask(keep(Note::Forget));
+            queue.ask(keep(JournalRecord::Forget));
             assert_eq!(taken.join().unwrap(), 1);
         });
     }

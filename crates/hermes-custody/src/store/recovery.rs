@@ -13,8 +13,8 @@ use hermes_net::lock::open_own;
 use hermes_wire::custody::ExchangeId;
 
 use super::super::engine::Side;
-use super::super::journal::{self, Intent, Note};
-use super::{Files, Held, Segment};
+use super::super::journal::{self, Intent, JournalRecord};
+use super::{Files, Segment, StoredExchange};
 
 impl Files {
     /// Reads all segments into the index. Returns the damaged segments, which stay unchanged.
@@ -60,11 +60,11 @@ impl Files {
 
     /// Marks all exchanges that end at this node as possibly sent, because the damaged part may have held their
     /// intents. The journal counts as sound only after these marks are written.
-    pub(super) fn doubt(&mut self, held: &mut [(ExchangeId, Held)], damaged: &[u64]) -> io::Result<()> {
+    pub(super) fn doubt(&mut self, held: &mut [(ExchangeId, StoredExchange)], damaged: &[u64]) -> io::Result<()> {
         let doubtful = held.iter_mut().filter(|(_, held)| held.to == Some(Side::Here) && held.intent.is_none());
         let notes = doubtful.map(|(id, held)| {
             held.intent = Some(Intent::Possible);
-            (*id, Note::Intent(Intent::Possible))
+            (*id, JournalRecord::Intent(Intent::Possible))
         });
         let notes: Vec<_> = notes.collect();
         // Entries after a damaged record would not be found, so the marks go to a new segment.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hermes_net::lock::{allocate, available, open_own};
 
-use super::super::journal::Note;
+use super::super::journal::JournalRecord;
 use super::{DISK_FULL_RETRY_INTERVAL, Files, Pending, Reader};
 
 /// Sizes of the reserve file beside the segments. Its space lets live entries move on a full file system. The largest
@@ -67,7 +67,9 @@ impl Files {
     pub(super) fn is_room_made(&mut self, pending: &mut Pending) -> bool {
         if !std::mem::replace(&mut pending.is_tight, true) {
             // The sort is stable, so that the entries of one stream keep their order.
-            pending.notes.sort_by_key(|(_, note)| matches!(note, Note::Head { .. } | Note::Bytes { .. }));
+            pending
+                .notes
+                .sort_by_key(|(_, note)| matches!(note, JournalRecord::Head { .. } | JournalRecord::Bytes { .. }));
             return true;
         }
         let is_made = pending.is_due() && self.squeeze();

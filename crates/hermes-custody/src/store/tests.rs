@@ -29,7 +29,7 @@ impl Reader for Told {
         self.safe.lock().unwrap().extend(safe.into_iter().filter(|one| !matches!(one, Safe::Over(_))));
     }
 
-    fn is_read(&self, _: ExchangeId, _: Part, _: u64, bytes: Option<Bytes>) {
+    fn is_read(&self, _: ExchangeId, _: Direction, _: u64, bytes: Option<Bytes>) {
         self.read.lock().unwrap().push(bytes);
     }
 
@@ -44,15 +44,15 @@ fn id(number: u8) -> ExchangeId {
     ExchangeId([number; 16])
 }
 
-fn begin(number: u8) -> [(ExchangeId, Note); 2] {
+fn begin(number: u8) -> [(ExchangeId, JournalRecord); 2] {
     let (from, account) = (Side::Peer(Arc::from("before")), Arc::<str>::from("route"));
     let to = Side::Here;
-    let begin = Note::Begin { from, account: account.clone(), deadline: 7, life: 9 };
-    [(id(number), begin), (id(number), Note::Lead { to, account, is_tunnel: false })]
+    let begin = JournalRecord::Begin { from, account: account.clone(), deadline: 7, life: 9 };
+    [(id(number), begin), (id(number), JournalRecord::Lead { to, account, is_tunnel: false })]
 }
 
-fn bytes(number: u8, offset: u64, bytes: Vec<u8>) -> (ExchangeId, Note) {
-    (id(number), Note::Bytes { part: Part::Request, offset, is_last: false, bytes: bytes.into() })
+fn bytes(number: u8, offset: u64, bytes: Vec<u8>) -> (ExchangeId, JournalRecord) {
+    (id(number), JournalRecord::Bytes { part: Direction::Request, offset, is_last: false, bytes: bytes.into() })
 }
 
 fn start(directory: &Path) -> (Store, Arc<Told>) {
@@ -62,7 +62,7 @@ fn start(directory: &Path) -> (Store, Arc<Told>) {
 }
 
 /// Writes these entries and closes the store. Returns its reports.
-fn write(directory: &Path, notes: impl IntoIterator<Item = (ExchangeId, Note)>) -> Arc<Told> {
+fn write(directory: &Path, notes: impl IntoIterator<Item = (ExchangeId, JournalRecord)>) -> Arc<Told> {
     let (store, told) = start(directory);
     for (id, note) in notes {
         store.ask(Job::Keep { id, note, is_synced: false });
@@ -75,7 +75,7 @@ fn write(directory: &Path, notes: impl IntoIterator<Item = (ExchangeId, Note)>) 
 fn held(directory: &Path) -> Vec<(u8, Vec<(u64, u64)>)> {
     let mut held = Store::open(directory).unwrap().held;
     held.sort_by_key(|(id, _)| *id);
-    let pieces = |held: Held| held.halves[0].pieces.iter().map(|(at, length)| (at.offset, *length)).collect();
+    let pieces = |held: StoredExchange| held.halves[0].pieces.iter().map(|(at, length)| (at.offset, *length)).collect();
     held.into_iter().map(|(id, held)| (id.0[0], pieces(held))).collect()
 }
 
@@ -89,22 +89,22 @@ fn size(directory: &Path) -> u64 {
 #[test]
 fn what_is_written_is_held_and_what_is_over_is_not() {
     let directory = tempfile::tempdir().unwrap();
-    let head = Note::Head { part: Part::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
+    let head = JournalRecord::Head { part: Direction::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
     let mut notes: Vec<_> = begin(1).into_iter().chain([(id(1), head), bytes(1, 4, vec![1; 10])]).collect();
     notes.extend(begin(2));
     notes.extend([
         bytes(2, 0, vec![2; 5]),
-        (id(2), Note::Forget),
+        (id(2), JournalRecord::Forget),
         bytes(1, 14, vec![3; 5]),
-        (id(1), Note::Intent(Intent::Certain)),
+        (id(1), JournalRecord::Intent(Intent::Certain)),
     ]);
     // The first exchange lacks its next side, and the second one its head: nothing of them was acknowledged.
     notes.push(begin(3)[0].clone());
     let to = Side::Peer(Arc::from("next"));
-    let lead = Note::Lead { to, account: Arc::from("route"), is_tunnel: false };
+    let lead = JournalRecord::Lead { to, account: Arc::from("route"), is_tunnel: false };
     notes.extend([begin(4)[0].clone(), (id(4), lead), bytes(4, 0, vec![4; 9])]);
     let told = write(directory.path(), notes);
-    let upto = |offset| Safe::Upto { id: id(1), part: Part::Request, upto: Upto { offset, is_whole: false } };
+    let upto = |offset| Safe::Upto { id: id(1), part: Direction::Request, upto: Progress { offset, is_whole: false } };
     let of_the_first =
         |safe: &&Safe| **safe == Safe::Intent(id(1)) || matches!(safe, Safe::Upto { id: one, .. } if *one == id(1));
     let safe: Vec<_> = told.safe.lock().unwrap().iter().filter(of_the_first).copied().collect();
@@ -114,8 +114,11 @@ fn what_is_written_is_held_and_what_is_over_is_not() {
     assert_eq!((*found, held.deadline, held.life, held.intent), (id(1), 7, 9, Some(Intent::Certain)));
     assert_eq!((&held.from, &held.to), (&Side::Peer(Arc::from("before")), &Some(Side::Here)));
     assert_eq!(held.halves[0].head, Some((3, 4)));
-    assert_eq!(opened.files.index.read(id(1), Part::Request, 2, 15).unwrap(), [&b"ad"[..], &[1; 10], &[3; 3]].concat());
-    assert!(opened.files.index.read(id(1), Part::Request, 18, 2).is_err(), "beyond its end");
+    assert_eq!(
+        opened.files.index.read(id(1), Direction::Request, 2, 15).unwrap(),
+        [&b"ad"[..], &[1; 10], &[3; 3]].concat()
+    );
+    assert!(opened.files.index.read(id(1), Direction::Request, 18, 2).is_err(), "beyond its end");
     assert!(Store::open(directory.path()).is_err(), "somebody has it");
 }
 
@@ -149,10 +152,10 @@ fn when_nothing_is_held_nothing_is_there() {
     let directory = tempfile::tempdir().unwrap();
     write(directory.path(), begin(1).into_iter().chain([bytes(1, 0, vec![1; 1000])]));
     assert!(size(directory.path()) > 1000);
-    write(directory.path(), [(id(1), Note::Forget)]);
+    write(directory.path(), [(id(1), JournalRecord::Forget)]);
     assert_eq!(size(directory.path()), 0);
     // An exchange that begins and ends before the next write is never written.
-    write(directory.path(), begin(2).into_iter().chain([bytes(2, 0, vec![1; 1000]), (id(2), Note::Forget)]));
+    write(directory.path(), begin(2).into_iter().chain([bytes(2, 0, vec![1; 1000]), (id(2), JournalRecord::Forget)]));
     assert_eq!((size(directory.path()), held(directory.path())), (0, vec![]));
 }
 
@@ -168,13 +171,13 @@ fn an_old_exchange_does_not_keep_all_that_came_after_it() {
         let pieces = (0..10).map(|at| bytes(number, at * piece as u64, vec![number; piece]));
         begin(number).into_iter().chain(pieces).for_each(keep);
         told.until(1 + 10 * (usize::from(number) - 1));
-        keep((id(number), Note::Forget));
+        keep((id(number), JournalRecord::Forget));
     }
     drop(store);
     assert!(size(directory.path()) <= SLACK + 3 * SEGMENT, "{}", size(directory.path()));
     let opened = Store::open(directory.path()).unwrap();
     assert_eq!(opened.held.len(), 1);
-    assert_eq!(opened.files.index.read(id(1), Part::Request, 0, 1000).unwrap(), vec![1; 1000]);
+    assert_eq!(opened.files.index.read(id(1), Direction::Request, 0, 1000).unwrap(), vec![1; 1000]);
     assert!(opened.files.index.segments.front().unwrap().number > 0, "the first segment is gone");
 }
 
@@ -188,12 +191,15 @@ fn what_has_passed_before_it_was_written_never_is() {
     let jobs = Queue::new();
     let keep = |(id, note)| jobs.ask(Job::Keep { id, note, is_synced: false });
     begin(1).into_iter().chain((0..100).map(|at| bytes(1, at << 20, vec![1; 1 << 20]))).for_each(keep);
-    jobs.ask(Job::Release { id: id(1), part: Part::Request, upto: 97 << 20 });
+    jobs.ask(Job::Release { id: id(1), part: Direction::Request, upto: 97 << 20 });
     jobs.end();
     files.run(&jobs, &Arc::downgrade(&reader));
     drop(files);
-    let upto =
-        |mib: u64| Safe::Upto { id: id(1), part: Part::Request, upto: Upto { offset: mib << 20, is_whole: false } };
+    let upto = |mib: u64| Safe::Upto {
+        id: id(1),
+        part: Direction::Request,
+        upto: Progress { offset: mib << 20, is_whole: false },
+    };
     assert_eq!(*told.safe.lock().unwrap(), [97, 98, 99, 100].map(upto));
     assert_eq!(held(directory.path()), [(1, (97..100).map(|at| (at << 20, 1 << 20)).collect())]);
     assert!(size(directory.path()) < 4 << 20);
@@ -207,17 +213,17 @@ fn what_has_passed_makes_room() {
     let piece = 1 << 20;
     let keep = |(id, note)| store.ask(Job::Keep { id, note, is_synced: false });
     begin(1).into_iter().chain((0..16).map(|at| bytes(1, at * piece, vec![1; 1 << 20]))).for_each(keep);
-    let head = Note::Head { part: Part::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
+    let head = JournalRecord::Head { part: Direction::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
     begin(2).into_iter().chain([(id(2), head)]).for_each(keep);
     for at in 0..300 {
         keep(bytes(2, 4 + at * piece, vec![2; 1 << 20]));
-        store.ask(Job::Release { id: id(2), part: Part::Request, upto: 4 + at * piece });
+        store.ask(Job::Release { id: id(2), part: Direction::Request, upto: 4 + at * piece });
         told.until(18 + at as usize);
     }
     drop(store);
     assert!(size(directory.path()) <= SLACK + 5 * SEGMENT, "{}", size(directory.path()));
     let opened = Store::open(directory.path()).unwrap();
-    let read = |number, offset, length| opened.files.index.read(id(number), Part::Request, offset, length);
+    let read = |number, offset, length| opened.files.index.read(id(number), Direction::Request, offset, length);
     assert_eq!(read(2, 0, 4).unwrap(), &b"head"[..]);
     assert_eq!(read(2, 4 + 299 * piece, 9).unwrap(), vec![2; 9]);
     assert_eq!(read(1, 15 * piece, 9).unwrap(), vec![1; 9]);
@@ -231,7 +237,7 @@ fn where_there_is_no_room_what_is_of_use_moves_together() {
     let directory = tempfile::tempdir().unwrap();
     let mut files = Store::open(directory.path()).unwrap().files;
     let piece = 1 << 20;
-    let put = |files: &mut Files, notes: &[(ExchangeId, Note)]| files.append(notes, false).unwrap();
+    let put = |files: &mut Files, notes: &[(ExchangeId, JournalRecord)]| files.append(notes, false).unwrap();
     let fill = |files: &mut Files, number: u8, from: u64| {
         (from..from + 16)
             .for_each(|at| files.append(&[bytes(number, at * piece, vec![number; 1 << 20])], false).unwrap());
@@ -241,11 +247,11 @@ fn where_there_is_no_room_what_is_of_use_moves_together() {
     [1, 2, 3].map(begin).iter().for_each(|notes| put(&mut files, notes));
     put(&mut files, &[bytes(2, 0, vec![2; 1000])]);
     fill(&mut files, 1, 0);
-    put(&mut files, &[(id(2), Note::Forget), bytes(1, 16 * piece, vec![1; 1000])]);
+    put(&mut files, &[(id(2), JournalRecord::Forget), bytes(1, 16 * piece, vec![1; 1000])]);
     fill(&mut files, 3, 0);
     fill(&mut files, 1, 17);
     fill(&mut files, 3, 16);
-    files.index.release(id(3), Part::Request, 31 * piece);
+    files.index.release(id(3), Direction::Request, 31 * piece);
     assert_eq!(files.index.segments.len(), 4);
     assert_eq!([files.squeeze(), files.squeeze(), files.squeeze()], [true, true, false], "two are of little use");
     let left: Vec<_> = files.index.segments.iter().map(|segment| segment.number).collect();
@@ -258,7 +264,7 @@ fn where_there_is_no_room_what_is_of_use_moves_together() {
         "the second is over"
     );
     let opened = Store::open(directory.path()).unwrap();
-    let read = |number, offset, length| opened.files.index.read(id(number), Part::Request, offset, length);
+    let read = |number, offset, length| opened.files.index.read(id(number), Direction::Request, offset, length);
     assert_eq!(read(1, 16 * piece, 1000).unwrap(), vec![1; 1000]);
     assert_eq!(read(3, 31 * piece, 9).unwrap(), vec![3; 9]);
     assert!(read(3, 30 * piece, 9).is_err(), "it has passed");
@@ -270,7 +276,7 @@ fn what_came_to_nothing_is_known_until_it_is_forgotten() {
     let directory = tempfile::tempdir().unwrap();
     let gone = |number| {
         let (peer, reason) = (Arc::from("n1"), Arc::from("so it is"));
-        (id(number), Note::Gone { peer, status: 502, reason, deadline: 7 })
+        (id(number), JournalRecord::Gone { peer, status: 502, reason, deadline: 7 })
     };
     let found = || {
         let mut gone = Store::open(directory.path()).unwrap().gone;
@@ -282,12 +288,12 @@ fn what_came_to_nothing_is_known_until_it_is_forgotten() {
     // Many other exchanges follow.
     for number in 3..40 {
         write(directory.path(), begin(number).into_iter().chain([bytes(number, 0, vec![5; 1 << 20])]));
-        write(directory.path(), [(id(number), Note::Forget)]);
+        write(directory.path(), [(id(number), JournalRecord::Forget)]);
     }
     assert_eq!(found(), [gone(1), gone(2)]);
-    write(directory.path(), [(id(1), Note::Forget)]);
+    write(directory.path(), [(id(1), JournalRecord::Forget)]);
     assert_eq!(found(), [gone(2)]);
-    write(directory.path(), [(id(2), Note::Forget)]);
+    write(directory.path(), [(id(2), JournalRecord::Forget)]);
     assert_eq!(found(), []);
 }
 

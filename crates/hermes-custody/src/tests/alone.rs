@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
+use hermes_wire::custody::{AckReason, Direction, ExchangeId, Record};
 
-use super::super::engine::{Appended, Engine, Entry, Limits, Output, Side, Survives};
+use super::super::engine::{Appended, Durability, Engine, Entry, Limits, Output, Side};
 use super::{LIMITS, account, engine, name};
 
-pub(super) const DISK: Limits = Limits { exchanges: 1000, memory: 1 << 20, disk: 1 << 20, survives: Survives::Process };
+pub(super) const DISK: Limits =
+    Limits { exchanges: 1000, memory: 1 << 20, disk: 1 << 20, survives: Durability::Process };
 pub(super) const ID: ExchangeId = ExchangeId([1; 16]);
 pub(super) const NOW: Duration = Duration::ZERO;
 
 /// Carries out all outputs, so that each entry is durable. Returns the released ranges.
-pub(super) fn write(engine: &mut Engine) -> Vec<(Part, u64)> {
+pub(super) fn write(engine: &mut Engine) -> Vec<(Direction, u64)> {
     let mut released = Vec::new();
     while let Some(output) = engine.output() {
         match output {
@@ -33,12 +34,12 @@ pub(super) fn write(engine: &mut Engine) -> Vec<(Part, u64)> {
     released
 }
 
-pub(super) fn data(part: Part, offset: u64, length: usize, is_last: bool) -> Record {
+pub(super) fn data(part: Direction, offset: u64, length: usize, is_last: bool) -> Record {
     Record::Data { id: ID, part, offset, is_last, bytes: vec![7; length].into() }
 }
 
-pub(super) fn held(part: Part, upto: u64, is_whole: bool) -> Record {
-    Record::Held { id: ID, part, upto, is_whole, behind: Behind::Taken }
+pub(super) fn held(part: Direction, upto: u64, is_whole: bool) -> Record {
+    Record::Held { id: ID, part, upto, is_whole, behind: AckReason::Taken }
 }
 
 /// An engine with an exchange that came from n0 and is assigned to `to`.
@@ -48,7 +49,7 @@ pub(super) fn begun(limits: Limits, to: Side) -> Engine {
         engine.opened(&peer);
     }
     engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-    engine.hear(NOW, &name(0), data(Part::Request, 0, 10, false), &account());
+    engine.hear(NOW, &name(0), data(Direction::Request, 0, 10, false), &account());
     match to {
         Side::Here => engine.take_in(ID, &account(), false),
         to => _ = engine.lead(ID, (to, false), &account(), 10, Bytes::from_static(b"head")),
@@ -86,23 +87,28 @@ fn what_comes_to_nothing_has_a_status_that_every_neighbour_knows() {
 #[test]
 fn what_passes_by_a_disk_that_does_not_keep_up_is_bounded() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
-    let piece = |at| data(Part::Request, 10 + at * 16_384, 16_384, false);
+    let piece = |at| data(Direction::Request, 10 + at * 16_384, 16_384, false);
     for at in 0..200 {
         engine.hear(NOW, &name(0), piece(at), &account());
         say(&mut engine, 1);
-        let upto = engine.have(ID, Part::Request).unwrap().offset;
-        engine.hear(NOW, &name(1), held(Part::Request, upto, false), &account());
+        let upto = engine.have(ID, Direction::Request).unwrap().offset;
+        engine.hear(NOW, &name(1), held(Direction::Request, upto, false), &account());
     }
-    let had = engine.have(ID, Part::Request).unwrap().offset;
+    let had = engine.have(ID, Direction::Request).unwrap().offset;
     assert!((370_000..=400_000).contains(&had), "half of what its direction may have: {had}");
     say(&mut engine, 0);
     // The entries are durable now, so the refused neighbour sends again.
     write(&mut engine);
-    let again =
-        Record::Held { id: ID, part: Part::Request, upto: had - 4 + 10, is_whole: false, behind: Behind::Again };
+    let again = Record::Held {
+        id: ID,
+        part: Direction::Request,
+        upto: had - 4 + 10,
+        is_whole: false,
+        behind: AckReason::Again,
+    };
     assert_eq!(say(&mut engine, 0), [again]);
     engine.hear(NOW, &name(0), piece((had - 4) / 16_384), &account());
-    assert_eq!(engine.have(ID, Part::Request).unwrap().offset, had + 16_384);
+    assert_eq!(engine.have(ID, Direction::Request).unwrap().offset, had + 16_384);
 }
 
 #[test]
@@ -113,7 +119,7 @@ fn what_found_no_room_is_not_under_way() {
     let bytes = |length: usize| Bytes::from(vec![7; length]);
     for (id, length) in ids.into_iter().zip([100_000, 10_000]) {
         engine.begin(NOW, id, Side::Peer(name(1)), Duration::from_secs(9), (&account(), &name(77)), false).unwrap();
-        assert_eq!(engine.append(id, Part::Request, bytes(length), true), Appended::Taken);
+        assert_eq!(engine.append(id, Direction::Request, bytes(length), true), Appended::Taken);
         write(&mut engine);
         if id == ids[0] {
             // Sends until the window is full.
@@ -122,12 +128,12 @@ fn what_found_no_room_is_not_under_way() {
     }
     assert_eq!(engine.next_record(NOW, &name(1), Some(50_000)), Some(Record::Begin { id: ids[1], left: 9_000 }));
     assert_eq!(engine.next_record(NOW, &name(1), Some(50_000)), None, "the first one is under way");
-    let said = |behind| Record::Held { id: ids[0], part: Part::Request, upto: 16_384, is_whole: false, behind };
-    engine.hear(NOW, &name(1), said(Behind::NoRoom), &account());
+    let said = |behind| Record::Held { id: ids[0], part: Direction::Request, upto: 16_384, is_whole: false, behind };
+    engine.hear(NOW, &name(1), said(AckReason::NoRoom), &account());
     let next = engine.next_record(NOW, &name(1), Some(50_000));
     assert!(matches!(next, Some(Record::Data { id, .. }) if id == ids[1]), "{next:?}");
     assert_eq!(engine.next_record(NOW, &name(1), Some(50_000)), None, "it waits until there is room");
-    engine.hear(NOW, &name(1), said(Behind::Again), &account());
+    engine.hear(NOW, &name(1), said(AckReason::Again), &account());
     let next = engine.next_record(NOW, &name(1), Some(50_000));
     assert!(matches!(next, Some(Record::Data { id, offset: 16_384, .. }) if id == ids[0]), "{next:?}");
 }
@@ -136,7 +142,7 @@ fn what_found_no_room_is_not_under_way() {
 fn bring(engine: &mut Engine) -> (u64, bool) {
     let piece = Bytes::from(vec![7; 16_384]);
     for count in 0..1000 {
-        match engine.append(ID, Part::Response, piece.clone(), false) {
+        match engine.append(ID, Direction::Response, piece.clone(), false) {
             Appended::Taken => {}
             Appended::Ahead => return (16_384 * count, true),
             Appended::Full | Appended::Gone => unreachable!(),
@@ -165,7 +171,7 @@ fn what_is_brought_is_not_far_ahead_of_a_path_that_is_up() {
         at += sent;
         assert!(sent > 0);
         assert_eq!(is_let_on(&mut engine), at >= whole - (1 << 19) && at - sent < whole - (1 << 19), "{at}");
-        engine.hear(NOW, &name(0), held(Part::Response, at, false), &account());
+        engine.hear(NOW, &name(0), held(Direction::Response, at, false), &account());
     }
     assert_eq!(bring(&mut engine), (whole, true));
     // The link is down from here on, and everything fits.
@@ -193,15 +199,15 @@ fn what_has_passed_is_not_kept_on_disk() {
     let (mut released, mut at) = (0, 4);
     // Sixteen times the limit of the account.
     for piece in 0..1024 {
-        engine.hear(NOW, &name(0), data(Part::Request, 10 + piece * 16_384, 16_384, piece == 1023), &account());
+        engine.hear(NOW, &name(0), data(Direction::Request, 10 + piece * 16_384, 16_384, piece == 1023), &account());
         released = write(&mut engine).into_iter().map(|(_, upto)| upto).max().unwrap_or(released);
         say(&mut engine, 1);
         at += 16_384;
-        engine.hear(NOW, &name(1), held(Part::Request, at, piece == 1023), &account());
+        engine.hear(NOW, &name(1), held(Direction::Request, at, piece == 1023), &account());
         released = write(&mut engine).into_iter().map(|(_, upto)| upto).max().unwrap_or(released);
         assert!(at - released <= 256 << 10, "{at} {released}");
     }
-    assert!(engine.have(ID, Part::Request).unwrap().is_whole);
+    assert!(engine.have(ID, Direction::Request).unwrap().is_whole);
 }
 
 #[test]
@@ -209,11 +215,11 @@ fn what_may_be_read_again_gives_way_to_what_has_to_be_kept() {
     let mut engine = begun(DISK, Side::Here);
     let mut released = Vec::new();
     for piece in 0..100 {
-        engine.hear(NOW, &name(0), data(Part::Request, 10 + piece * 16_384, 16_384, false), &account());
+        engine.hear(NOW, &name(0), data(Direction::Request, 10 + piece * 16_384, 16_384, false), &account());
         released.extend(write(&mut engine));
-        while engine.read(ID, Part::Request, usize::MAX).is_some() {}
-        assert_eq!(engine.have(ID, Part::Request).unwrap().offset, 10 + (piece + 1) * 16_384, "refused");
-        assert_eq!(engine.is_torn(ID, Part::Request), !released.is_empty());
+        while engine.read(ID, Direction::Request, usize::MAX).is_some() {}
+        assert_eq!(engine.have(ID, Direction::Request).unwrap().offset, 10 + (piece + 1) * 16_384, "refused");
+        assert_eq!(engine.is_torn(ID, Direction::Request), !released.is_empty());
     }
     assert!((1..10).contains(&released.len()), "{released:?}");
 }
@@ -222,47 +228,47 @@ fn what_may_be_read_again_gives_way_to_what_has_to_be_kept() {
 fn small_pieces_are_counted_for_what_they_take() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
     for at in 0..100_000 {
-        engine.hear(NOW, &name(0), data(Part::Request, 10 + at, 1, false), &account());
+        engine.hear(NOW, &name(0), data(Direction::Request, 10 + at, 1, false), &account());
         write(&mut engine);
     }
     let (memory, disk) = engine.kept();
     // The last piece may cost more than its byte.
     assert!(memory <= (1 << 20) + 200 && disk <= 1 << 20, "{memory} {disk}");
-    assert!(engine.have(ID, Part::Request).unwrap().offset < 20_000);
+    assert!(engine.have(ID, Direction::Request).unwrap().offset < 20_000);
 }
 
 #[test]
 fn small_pieces_that_were_read_are_in_nobodys_way() {
     let mut engine = begun(DISK, Side::Here);
     for at in 0..50_000 {
-        engine.hear(NOW, &name(0), data(Part::Request, 10 + at, 1, false), &account());
+        engine.hear(NOW, &name(0), data(Direction::Request, 10 + at, 1, false), &account());
         write(&mut engine);
-        while engine.read(ID, Part::Request, usize::MAX).is_some() {}
+        while engine.read(ID, Direction::Request, usize::MAX).is_some() {}
     }
-    assert_eq!(engine.have(ID, Part::Request).unwrap().offset, 50_010);
+    assert_eq!(engine.have(ID, Direction::Request).unwrap().offset, 50_010);
 }
 
 #[test]
 fn what_the_next_one_has_need_not_be_read() {
     let mut engine = begun(Limits { memory: 80_000, ..DISK }, Side::Peer(name(1)));
-    engine.hear(NOW, &name(0), data(Part::Request, 10, 30_000, false), &account());
+    engine.hear(NOW, &name(0), data(Direction::Request, 10, 30_000, false), &account());
     write(&mut engine);
     engine.closed(&name(1));
     engine.opened(&name(1));
     say(&mut engine, 1);
-    engine.hear(NOW, &name(1), held(Part::Request, 20_000, false), &account());
-    engine.is_unreadable(ID, Part::Request, 4);
+    engine.hear(NOW, &name(1), held(Direction::Request, 20_000, false), &account());
+    engine.is_unreadable(ID, Direction::Request, 4);
     assert_eq!(engine.len(), 1, "it has passed");
-    engine.is_unreadable(ID, Part::Request, 20_004);
+    engine.is_unreadable(ID, Direction::Request, 20_004);
     assert_eq!(engine.len(), 0);
 }
 
 #[test]
 fn of_an_origins_answer_nothing_goes_out_that_is_not_safe() {
     let mut engine = begun(DISK, Side::Here);
-    assert_eq!(engine.append(ID, Part::Response, vec![1; 100].into(), false), Appended::Taken);
+    assert_eq!(engine.append(ID, Direction::Response, vec![1; 100].into(), false), Appended::Taken);
     write(&mut engine);
-    assert_eq!(engine.append(ID, Part::Response, vec![2; 50].into(), true), Appended::Taken);
+    assert_eq!(engine.append(ID, Direction::Response, vec![2; 50].into(), true), Appended::Taken);
     let sent = |records: Vec<Record>| {
         records
             .into_iter()
@@ -281,14 +287,14 @@ fn of_an_origins_answer_nothing_goes_out_that_is_not_safe() {
 #[test]
 fn what_a_neighbour_has_lost_is_found_out() {
     let mut engine = begun(LIMITS, Side::Peer(name(1)));
-    engine.hear(NOW, &name(0), data(Part::Request, 10, 20, true), &account());
+    engine.hear(NOW, &name(0), data(Direction::Request, 10, 20, true), &account());
     write(&mut engine);
     say(&mut engine, 1);
-    engine.hear(NOW, &name(1), held(Part::Request, 24, true), &account());
+    engine.hear(NOW, &name(1), held(Direction::Request, 24, true), &account());
     engine.closed(&name(1));
     engine.opened(&name(1));
     let words = say(&mut engine, 1);
-    assert_eq!(words, [held(Part::Response, 0, false)]);
+    assert_eq!(words, [held(Direction::Response, 0, false)]);
     // The neighbour does not respond as long as its response has not begun.
     let mut next = begun(LIMITS, Side::Here);
     next.hear(NOW, &name(0), words[0].clone(), &account());
@@ -309,14 +315,14 @@ fn a_tunnel_that_is_over_is_not_begun_anew() {
     let mut engine = super::engine(LIMITS);
     engine.opened(&name(0));
     engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-    engine.hear(NOW, &name(0), data(Part::Request, 0, 10, true), &account());
+    engine.hear(NOW, &name(0), data(Direction::Request, 0, 10, true), &account());
     engine.take_in(ID, &account(), true);
     write(&mut engine);
-    while engine.read(ID, Part::Request, 99).is_some() {}
-    engine.append(ID, Part::Response, vec![1; 10].into(), true);
+    while engine.read(ID, Direction::Request, 99).is_some() {}
+    engine.append(ID, Direction::Response, vec![1; 10].into(), true);
     write(&mut engine);
     say(&mut engine, 0);
-    engine.hear(NOW, &name(0), held(Part::Response, 10, true), &account());
+    engine.hear(NOW, &name(0), held(Direction::Response, 10, true), &account());
     assert_eq!(engine.len(), 0);
     // The neighbour restarted before it heard that.
     engine.opened(&name(0));
@@ -340,7 +346,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
         engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(1), (&account(), &name(77)), false).unwrap();
         // The neighbour has heard of every second exchange.
         if number % 2 == 0 {
-            engine.append(id, Part::Request, vec![1; 10].into(), true);
+            engine.append(id, Direction::Request, vec![1; 10].into(), true);
             write(&mut engine);
             say(&mut engine, 9);
         }

@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Direction, ExchangeId, Record};
 
-use super::super::engine::{Appended, Engine, Entry, Limits, Output, Side, Survives};
+use super::super::engine::{Appended, Durability, Engine, Entry, Limits, Output, Side};
 use super::{LIMITS, account, content, engine, name};
 
 /// Bytes a microsecond: 10 Mbit/s.
@@ -70,7 +70,7 @@ impl Chain {
         engine
             .begin(self.now, id, Side::Peer(name(1)), Duration::from_secs(900), (&account(), &name(77)), false)
             .unwrap();
-        assert_eq!(engine.append(id, Part::Request, content(id, 200), true), Appended::Taken);
+        assert_eq!(engine.append(id, Direction::Request, content(id, 200), true), Appended::Taken);
         id
     }
 
@@ -85,10 +85,10 @@ impl Chain {
                 }
                 Output::Release { .. } | Output::Scarce(_) => {}
                 // The first bytes are the head, and each node but the last writes its own.
-                Output::Head { id, part: Part::Request, .. } if index == last => {
+                Output::Head { id, part: Direction::Request, .. } if index == last => {
                     node.engine.take_in(id, &account(), false);
                 }
-                Output::Head { id, part: Part::Request, bytes } => {
+                Output::Head { id, part: Direction::Request, bytes } => {
                     let head = [&b"node"[..], &bytes[..1]].concat();
                     node.engine.lead(id, (Side::Peer(name(index + 1)), false), &account(), 1, head.into());
                 }
@@ -103,17 +103,17 @@ impl Chain {
                     node.engine.is_safe(id, part, head.len() as u64, false);
                 }
                 Output::Keep { .. } => {}
-                Output::Ready { id, part: Part::Request } => {
+                Output::Ready { id, part: Direction::Request } => {
                     let known = node.asked.iter().position(|(known, _)| *known == id).unwrap_or_else(|| {
                         node.asked.push((id, 0));
                         node.asked.len() - 1
                     });
-                    while let Some((bytes, is_last)) = node.engine.read(id, Part::Request, 99) {
+                    while let Some((bytes, is_last)) = node.engine.read(id, Direction::Request, 99) {
                         node.asked[known].1 += bytes.len();
                         if is_last {
                             assert_eq!(node.asked[known].1, 200 + 4 * (last - 1));
                             let response = content(id, size);
-                            assert_eq!(node.engine.append(id, Part::Response, response, true), Appended::Taken);
+                            assert_eq!(node.engine.append(id, Direction::Response, response, true), Appended::Taken);
                         }
                     }
                 }
@@ -123,7 +123,7 @@ impl Chain {
                         node.answered.len() - 1
                     });
                     let (_, came, whole_at) = &mut node.answered[known];
-                    while let Some((bytes, is_last)) = node.engine.read(id, Part::Response, usize::MAX) {
+                    while let Some((bytes, is_last)) = node.engine.read(id, Direction::Response, usize::MAX) {
                         came.extend_from_slice(&bytes);
                         assert!(whole_at.is_none(), "bytes came twice");
                         *whole_at = is_last.then_some(now);
@@ -270,7 +270,7 @@ fn after_an_hour_of_darkness_it_goes_on_where_it_was() {
     let id = ExchangeId([7; 16]);
     let engine = &mut chain.nodes[0].engine;
     engine.begin(Duration::ZERO, id, Side::Peer(name(1)), 2 * HOUR, (&account(), &name(77)), false).unwrap();
-    assert_eq!(engine.append(id, Part::Request, content(id, 200), true), Appended::Taken);
+    assert_eq!(engine.append(id, Direction::Request, content(id, 200), true), Appended::Taken);
     for _ in 0..6500 {
         chain.tick();
     }
@@ -358,7 +358,7 @@ fn small_ones_come_first_and_large_ones_are_not_starved() {
 fn a_node_without_room_loses_nothing() {
     let first_up: IsUp = |link, at| link == 1 || at.as_secs() % 2 == 1;
     let mut chain = Chain::new(3, 1 << 20, Duration::ZERO, first_up);
-    chain.nodes[1].engine = engine(Limits { exchanges: 10, memory: 100_000, disk: 0, survives: Survives::Nothing });
+    chain.nodes[1].engine = engine(Limits { exchanges: 10, memory: 100_000, disk: 0, survives: Durability::Nothing });
     for number in 0..3 {
         chain.begin(number);
     }

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use hermes_wire::custody::{ExchangeId, Part, Record};
+use hermes_wire::custody::{Direction, ExchangeId, Record};
 
-use super::super::engine::{Appended, Engine, Entry, Former, Limits, Output, Side, Survives};
-use super::super::half::Upto;
-use super::super::journal::{Intent, Note};
-use super::super::store::{HeldHalf, Job, Opened, Reader, Safe, Store};
+use super::super::engine::{Appended, Durability, Engine, Entry, Limits, Output, RestoredStream, Side};
+use super::super::journal::{Intent, JournalRecord};
+use super::super::store::{Job, Opened, Reader, Safe, Store, StoredStream};
+use super::super::stream_state::Progress;
 use super::{account, byte_at, content, engine, name};
 
 const NODES: usize = 4;
@@ -59,14 +59,14 @@ struct Told {
     read: Mutex<Vec<Read>>,
 }
 
-type Read = (ExchangeId, Part, u64, Bytes);
+type Read = (ExchangeId, Direction, u64, Bytes);
 
 impl Reader for Told {
     fn are_safe(&self, safe: Vec<Safe>) {
         self.safe.lock().unwrap().extend(safe);
     }
 
-    fn is_read(&self, id: ExchangeId, part: Part, offset: u64, bytes: Option<Bytes>) {
+    fn is_read(&self, id: ExchangeId, part: Direction, offset: u64, bytes: Option<Bytes>) {
         if let Some(bytes) = bytes {
             self.read.lock().unwrap().push((id, part, offset, bytes));
         }
@@ -123,7 +123,7 @@ impl Process {
     fn read_as_client(&mut self, id: ExchangeId, whole: &mut BTreeSet<ExchangeId>) {
         let Self { engine, answered, said, .. } = self;
         let Some(came) = answered.get_mut(&id) else { return };
-        while let Some((bytes, is_last)) = engine.read(id, Part::Response, usize::MAX) {
+        while let Some((bytes, is_last)) = engine.read(id, Direction::Response, usize::MAX) {
             came.extend_from_slice(&bytes);
             let by = came.get(HEADS).copied().unwrap_or_default();
             assert!(is_next(came, &bytes, NODES - 2, speaker(id, by)), "{id} is not what was sent");
@@ -137,7 +137,7 @@ impl Process {
         if is_tunnel(id) && had * TURN[0] >= *said && *said < asked_of(id) {
             let bytes = content(id, asked_of(id)).slice(*said..*said + TURN[0]);
             let is_last = *said + TURN[0] == asked_of(id);
-            if engine.append(id, Part::Request, bytes, is_last) == Appended::Taken {
+            if engine.append(id, Direction::Request, bytes, is_last) == Appended::Taken {
                 *said += TURN[0];
             }
         }
@@ -147,17 +147,17 @@ impl Process {
     /// now. A restored origin is asked again, and only the rest of its answer counts.
     fn answer(&mut self, id: ExchangeId, (now, until): (Duration, Duration)) -> bool {
         let Self { engine, jobs, asked, intended, unknown, number: by, .. } = self;
-        let had = engine.have(id, Part::Response).filter(|had| engine.is_for_here(id) && !had.is_whole);
-        let Some(Upto { offset, .. }) = had else { return false };
+        let had = engine.have(id, Direction::Response).filter(|had| engine.is_for_here(id) && !had.is_whole);
+        let Some(Progress { offset, .. }) = had else { return false };
         let (came, answers_at) = asked.entry(id).or_default();
         let length = HEADS + asked_of(id);
-        while let Some((bytes, is_last)) = engine.read(id, Part::Request, usize::MAX) {
+        while let Some((bytes, is_last)) = engine.read(id, Direction::Request, usize::MAX) {
             came.extend_from_slice(&bytes);
             let is_right = is_next(came, &bytes, NODES - 2, id) && is_last == (came.len() == length);
             assert!(is_right, "{id} was asked otherwise");
             let begins = came.len() == bytes.len();
             if (is_last && is_order(id)) || (begins && is_tunnel(id)) {
-                let note = Note::Intent(Intent::Certain);
+                let note = JournalRecord::Intent(Intent::Certain);
                 engine.intend(id);
                 jobs.push(Job::Keep { id, note, is_synced: false });
             }
@@ -179,7 +179,7 @@ impl Process {
             let end = may.min(from + 9000);
             if from < end {
                 let bytes: Bytes = (from..end).map(|at| byte_at(whose, at)).collect();
-                engine.append(id, Part::Response, bytes, end == RESPONSE);
+                engine.append(id, Direction::Response, bytes, end == RESPONSE);
             }
         }
         is_asked
@@ -262,7 +262,7 @@ impl<'a> Chain<'a> {
                 exchanges: 100,
                 memory: MEMORY[(seed % 2) as usize],
                 disk: 64 << 20,
-                survives: Survives::Process,
+                survives: Durability::Process,
             },
             now: Duration::ZERO,
             nodes: Vec::new(),
@@ -290,7 +290,7 @@ impl<'a> Chain<'a> {
         held.sort_by_key(|(id, _)| *id);
         let (mut answered, mut unknown) = (BTreeMap::new(), BTreeSet::new());
         for (id, note) in std::mem::take(&mut journal.gone) {
-            let Note::Gone { peer, status, reason, .. } = note else { continue };
+            let JournalRecord::Gone { peer, status, reason, .. } = note else { continue };
             let record = Record::Gone { id, status, reason: reason.to_string() };
             engine.restore_end(id, peer, record, LIFE);
         }
@@ -299,7 +299,7 @@ impl<'a> Chain<'a> {
                 engine.discard(id);
                 continue;
             };
-            let former = |HeldHalf { head, pieces }| Former { head, pieces };
+            let former = |StoredStream { head, pieces }| RestoredStream { head, pieces };
             let is_client = held.from == Side::Here;
             let is_server = held.is_tunnel && to == Side::Here;
             if held.intent.is_some() {
@@ -318,7 +318,7 @@ impl<'a> Chain<'a> {
                 continue;
             }
             // A client whose request was complete repeats it.
-            if engine.have(id, Part::Request).unwrap().is_whole && !is_order(id) && !is_tunnel(id) {
+            if engine.have(id, Direction::Request).unwrap().is_whole && !is_order(id) && !is_tunnel(id) {
                 assert!(engine.reopen(id), "what its client is to have is there");
                 answered.insert(id, BytesMut::new());
             } else {
@@ -356,7 +356,7 @@ impl<'a> Chain<'a> {
         node.back_at = self.now + pause;
         let has_tunnel = (0..EXCHANGES)
             .map(|number| ExchangeId([number; 16]))
-            .any(|id| is_tunnel(id) && process.engine.have(id, Part::Request).is_some());
+            .any(|id| is_tunnel(id) && process.engine.have(id, Direction::Request).is_some());
         self.cut |= has_tunnel && (number == 0 || number == NODES - 1);
         drop(process);
         for (link, end) in [(number.checked_sub(1), 1), (Some(number), 0)] {
@@ -376,7 +376,7 @@ impl<'a> Chain<'a> {
         let Some(process) = &mut self.nodes[0].process else { panic!("nobody is there to be asked") };
         process.engine.begin(self.now, id, Side::Peer(name(1)), LIFE, (&account(), &name(77)), is_tunnel(id)).unwrap();
         if !is_tunnel(id) {
-            assert_eq!(process.engine.append(id, Part::Request, content(id, asked_of(id)), true), Appended::Taken);
+            assert_eq!(process.engine.append(id, Direction::Request, content(id, asked_of(id)), true), Appended::Taken);
         }
         process.answered.insert(id, BytesMut::new());
         id
@@ -459,10 +459,10 @@ impl<'a> Chain<'a> {
             match output {
                 // The exchange was begun anew, after its first bytes had been forgotten.
                 Output::Begun { id, .. } => _ = asked.remove(&id),
-                Output::Head { id, part: Part::Request, .. } if number == NODES - 1 => {
+                Output::Head { id, part: Direction::Request, .. } if number == NODES - 1 => {
                     engine.take_in(id, &account(), is_tunnel(id));
                 }
-                Output::Head { id, part: Part::Request, bytes } => {
+                Output::Head { id, part: Direction::Request, bytes } => {
                     let head = [OURS, &bytes[..1]].concat();
                     engine.lead(id, (Side::Peer(name(number + 1)), is_tunnel(id)), &account(), 1, head.into());
                 }
@@ -545,16 +545,18 @@ impl<'a> Chain<'a> {
     }
 }
 
-fn note(entry: Entry) -> Note {
+fn note(entry: Entry) -> JournalRecord {
     match entry {
         Entry::Begin { from, account, life, .. } => {
-            Note::Begin { from, account, deadline: 0, life: life.as_millis() as u64 }
+            JournalRecord::Begin { from, account, deadline: 0, life: life.as_millis() as u64 }
         }
-        Entry::Lead { to, account, is_tunnel } => Note::Lead { to, account, is_tunnel },
-        Entry::Head { part, theirs, head } => Note::Head { part, theirs, bytes: head },
-        Entry::Bytes { part, offset, bytes, is_last } => Note::Bytes { part, offset, is_last, bytes },
-        Entry::Gone { peer, status, reason, .. } => Note::Gone { peer, status, reason: Arc::from(reason), deadline: 0 },
-        Entry::Forget => Note::Forget,
+        Entry::Lead { to, account, is_tunnel } => JournalRecord::Lead { to, account, is_tunnel },
+        Entry::Head { part, theirs, head } => JournalRecord::Head { part, theirs, bytes: head },
+        Entry::Bytes { part, offset, bytes, is_last } => JournalRecord::Bytes { part, offset, is_last, bytes },
+        Entry::Gone { peer, status, reason, .. } => {
+            JournalRecord::Gone { peer, status, reason: Arc::from(reason), deadline: 0 }
+        }
+        Entry::Forget => JournalRecord::Forget,
     }
 }
 

@@ -6,22 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use hermes_wire::custody::{Behind, Part, Record};
+use hermes_wire::custody::{AckReason, Direction, Record};
 
-use super::super::engine::{Engine, Entry, Former, Limits, Output, Side, Survives};
-use super::super::half::Upto;
-use super::super::journal::{self, Intent, Note};
-use super::super::service::Office;
+use super::super::engine::{Durability, Engine, Entry, Limits, Output, RestoredStream, Side};
+use super::super::journal::{self, Intent, JournalRecord};
+use super::super::service::CustodyService;
+use super::super::stream_state::Progress;
 use super::alone::{DISK, ID, NOW, begun, data, gone, held, say, write};
 use super::{account, engine, name};
 
 /// A restored exchange from n0 to n1, with a complete request of 94 bytes, and no response yet.
 fn restored() -> Engine {
     let mut engine = engine(DISK);
-    let request = Former { head: Some((10, 4)), pieces: vec![(Upto { offset: 4, is_whole: true }, 90)] };
+    let request = RestoredStream { head: Some((10, 4)), pieces: vec![(Progress { offset: 4, is_whole: true }, 90)] };
     let sides = (Side::Peer(name(0)), Side::Peer(name(1)));
     let time = (NOW, Duration::from_secs(900), Duration::from_secs(1000));
-    engine.restore(ID, sides, time, &account(), false, [request, Former::default()]);
+    engine.restore(ID, sides, time, &account(), false, [request, RestoredStream::default()]);
     engine.opened(&name(1));
     engine
 }
@@ -39,9 +39,9 @@ fn nothing_goes_on_before_it_is_known_where_it_came_from() {
     let mut engine = restored();
     assert_eq!(say(&mut engine, 1), []);
     engine.opened(&name(0));
-    assert_eq!(say(&mut engine, 0), [held(Part::Request, 100, true)], "it is asked about");
+    assert_eq!(say(&mut engine, 0), [held(Direction::Request, 100, true)], "it is asked about");
     assert_eq!(say(&mut engine, 1), []);
-    engine.hear(NOW, &name(0), held(Part::Response, 0, false), &account());
+    engine.hear(NOW, &name(0), held(Direction::Response, 0, false), &account());
     assert!(reads(&mut engine).is_some());
     // A previous node that does not know the exchange had received its response, or no longer wants it.
     let mut engine = restored();
@@ -56,15 +56,20 @@ fn nothing_goes_on_before_it_is_known_where_it_came_from() {
 fn who_knows_an_exchange_says_so_on_each_channel() {
     for upto in [50, 94] {
         let mut engine = begun(DISK, Side::Peer(name(1)));
-        let rest =
-            Record::Data { id: ID, part: Part::Request, offset: 10, is_last: upto == 94, bytes: vec![7; 90].into() };
+        let rest = Record::Data {
+            id: ID,
+            part: Direction::Request,
+            offset: 10,
+            is_last: upto == 94,
+            bytes: vec![7; 90].into(),
+        };
         engine.hear(NOW, &name(0), rest, &account());
         write(&mut engine);
         say(&mut engine, 1);
-        engine.hear(NOW, &name(1), held(Part::Request, upto, upto == 94), &account());
+        engine.hear(NOW, &name(1), held(Direction::Request, upto, upto == 94), &account());
         engine.closed(&name(1));
         engine.opened(&name(1));
-        assert!(say(&mut engine, 1).contains(&held(Part::Response, 0, false)), "{upto}");
+        assert!(say(&mut engine, 1).contains(&held(Direction::Response, 0, false)), "{upto}");
     }
 }
 
@@ -83,10 +88,10 @@ fn whoever_ended_it_forgets_it_once_that_is_written() {
 /// A restored exchange that ends at this node, with 40 bytes of its request on disk.
 fn restored_here() -> Engine {
     let mut engine = engine(DISK);
-    let request = Former { head: Some((0, 0)), pieces: vec![(Upto::default(), 40)] };
+    let request = RestoredStream { head: Some((0, 0)), pieces: vec![(Progress::default(), 40)] };
     let sides = (Side::Peer(name(0)), Side::Here);
     let time = (NOW, Duration::from_secs(900), Duration::from_secs(900));
-    engine.restore(ID, sides, time, &account(), false, [request, Former::default()]);
+    engine.restore(ID, sides, time, &account(), false, [request, RestoredStream::default()]);
     engine.opened(&name(0));
     engine
 }
@@ -95,16 +100,17 @@ fn restored_here() -> Engine {
 /// forever.
 #[test]
 fn what_was_lost_with_a_process_is_asked_for_and_who_has_it_no_more_says_so() {
-    let again = |upto| Record::Held { id: ID, part: Part::Request, upto, is_whole: false, behind: Behind::Again };
+    let again =
+        |upto| Record::Held { id: ID, part: Direction::Request, upto, is_whole: false, behind: AckReason::Again };
     assert_eq!(say(&mut restored_here(), 0), [again(40)]);
     for (held_before, is_whole, becomes) in
         [(40, false, None), (20, false, None), (60, false, Some(502)), (94, true, Some(502))]
     {
         let mut engine = begun(DISK, Side::Peer(name(1)));
-        engine.hear(NOW, &name(0), data(Part::Request, 10, 90, true), &account());
+        engine.hear(NOW, &name(0), data(Direction::Request, 10, 90, true), &account());
         write(&mut engine);
         say(&mut engine, 1);
-        engine.hear(NOW, &name(1), held(Part::Request, held_before, is_whole), &account());
+        engine.hear(NOW, &name(1), held(Direction::Request, held_before, is_whole), &account());
         engine.closed(&name(1));
         engine.opened(&name(1));
         engine.hear(NOW, &name(1), again(40), &account());
@@ -116,19 +122,20 @@ fn what_was_lost_with_a_process_is_asked_for_and_who_has_it_no_more_says_so() {
 #[test]
 fn a_node_between_waits_for_what_the_next_one_says() {
     let mut engine = engine(DISK);
-    let request = Former { head: Some((0, 0)), pieces: vec![(Upto::default(), 40)] };
+    let request = RestoredStream { head: Some((0, 0)), pieces: vec![(Progress::default(), 40)] };
     let sides = (Side::Peer(name(0)), Side::Peer(name(1)));
     let time = (NOW, Duration::from_secs(900), Duration::from_secs(900));
-    engine.restore(ID, sides, time, &account(), false, [request, Former::default()]);
+    engine.restore(ID, sides, time, &account(), false, [request, RestoredStream::default()]);
     [0, 1].iter().for_each(|peer| engine.opened(&name(*peer)));
-    engine.hear(NOW, &name(0), data(Part::Request, 60, 10, false), &account());
-    assert_eq!(say(&mut engine, 0), [held(Part::Request, 40, false)]);
-    engine.hear(NOW, &name(1), held(Part::Request, 60, false), &account());
-    let again = |upto| Record::Held { id: ID, part: Part::Request, upto, is_whole: false, behind: Behind::Again };
+    engine.hear(NOW, &name(0), data(Direction::Request, 60, 10, false), &account());
+    assert_eq!(say(&mut engine, 0), [held(Direction::Request, 40, false)]);
+    engine.hear(NOW, &name(1), held(Direction::Request, 60, false), &account());
+    let again =
+        |upto| Record::Held { id: ID, part: Direction::Request, upto, is_whole: false, behind: AckReason::Again };
     assert_eq!(say(&mut engine, 0), [again(60)]);
-    engine.hear(NOW, &name(0), data(Part::Request, 60, 10, false), &account());
+    engine.hear(NOW, &name(0), data(Direction::Request, 60, 10, false), &account());
     // Data in flight after the gap is not requested twice.
-    engine.hear(NOW, &name(0), data(Part::Request, 80, 10, false), &account());
+    engine.hear(NOW, &name(0), data(Direction::Request, 80, 10, false), &account());
     write(&mut engine);
     assert_eq!(say(&mut engine, 0), [again(70)]);
 }
@@ -154,14 +161,14 @@ fn an_end_that_is_waited_for_survives_what_its_bytes_do() {
             _ => None,
         })
     };
-    let limits = Limits { survives: Survives::Power, ..DISK };
+    let limits = Limits { survives: Durability::Power, ..DISK };
     let mut engine = begun(limits, Side::Peer(name(1)));
     let record = Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() };
     engine.hear(NOW, &name(1), record, &account());
-    assert_eq!(survives(&mut engine), Some(Survives::Power));
+    assert_eq!(survives(&mut engine), Some(Durability::Power));
     let mut engine = begun(limits, Side::Peer(name(1)));
     engine.fail(ID, 502, "so it is");
-    assert_eq!(survives(&mut engine), Some(Survives::Nothing));
+    assert_eq!(survives(&mut engine), Some(Durability::Nothing));
 }
 
 /// Damage makes the intents of orders doubtful. The doubt survives another restart, although the repaired journal is
@@ -173,12 +180,12 @@ fn a_doubt_survives_a_restart() {
     let _guard = runtime.enter();
     let begin = |notes: &mut BytesMut| {
         let (from, to, account) = (Side::Peer(name(0)), Side::Here, account());
-        let begin = Note::Begin { from, account: account.clone(), deadline: u64::MAX >> 2, life: 1000 };
+        let begin = JournalRecord::Begin { from, account: account.clone(), deadline: u64::MAX >> 2, life: 1000 };
         journal::put(ID, &begin, notes);
-        journal::put(ID, &Note::Lead { to, account, is_tunnel: false }, notes);
+        journal::put(ID, &JournalRecord::Lead { to, account, is_tunnel: false }, notes);
     };
     let intent = || {
-        let office = Arc::new(Office::new());
+        let office = Arc::new(CustodyService::new());
         office.will_store();
         office.store_in(directory.path()).unwrap();
         let intent = office.resumed(ID).unwrap().intent;
@@ -200,9 +207,9 @@ fn a_doubt_survives_a_restart() {
 /// although the first one has nothing left to send. Either may restart first.
 #[test]
 fn a_node_between_makes_the_next_one_go_on() {
-    let greeting = held(Part::Response, 0, false);
+    let greeting = held(Direction::Response, 0, false);
     for upto in [40, 94] {
-        let all = held(Part::Request, upto, upto == 94);
+        let all = held(Direction::Request, upto, upto == 94);
         let mut engine = restored();
         engine.opened(&name(0));
         engine.hear(NOW, &name(1), all.clone(), &account());
@@ -223,13 +230,13 @@ fn a_node_between_makes_the_next_one_go_on() {
 #[test]
 fn who_had_not_heard_that_it_is_held_makes_the_next_one_go_on() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
-    engine.hear(NOW, &name(0), data(Part::Request, 10, 90, true), &account());
+    engine.hear(NOW, &name(0), data(Direction::Request, 10, 90, true), &account());
     write(&mut engine);
     say(&mut engine, 1);
     engine.closed(&name(1));
     engine.opened(&name(1));
-    engine.hear(NOW, &name(1), held(Part::Request, 94, true), &account());
-    assert_eq!(say(&mut engine, 1), [held(Part::Response, 0, false)]);
+    engine.hear(NOW, &name(1), held(Direction::Request, 94, true), &account());
+    assert_eq!(say(&mut engine, 1), [held(Direction::Response, 0, false)]);
 }
 
 /// An order failed after it may have run. A neighbour that has forgotten the order, or never wrote it, and sends it
@@ -250,7 +257,7 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
             Output::Keep { entry: Entry::Gone { peer, status, .. }, survives, .. } => Some((peer, status, survives)),
             _ => None,
         });
-        assert_eq!(kept, Some((name(0), 502, Survives::Process)));
+        assert_eq!(kept, Some((name(0), 502, Durability::Process)));
         engine.opened(&name(0));
         assert_eq!(say(&mut engine, 0).contains(&gone), ends_here, "it is said unasked to who has not said so itself");
         // A neighbour without the exchange sends this record, and so does one that has confirmed its end.
@@ -286,7 +293,7 @@ fn what_was_begun_and_no_more_is_asked_about() {
     assert_eq!((say(&mut engine, 0), engine.len()), (vec![], 1));
     engine.closed(&name(0));
     engine.opened(&name(0));
-    assert_eq!(say(&mut engine, 0), [held(Part::Request, 0, false)]);
+    assert_eq!(say(&mut engine, 0), [held(Direction::Request, 0, false)]);
     engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
     assert_eq!(engine.len(), 0);
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_wire::custody::{Behind, ExchangeId, Part, Record};
+use hermes_wire::custody::{AckReason, Direction, ExchangeId, Record};
 
-use super::super::engine::{Appended, Engine, Limits, Output, Side, Survives};
+use super::super::engine::{Appended, Durability, Engine, Limits, Output, Side};
 use super::alone::{DISK, ID, NOW, begun, data, gone, held, say, write};
 use super::{LIMITS, account, content, engine, name};
 
@@ -19,12 +19,12 @@ const SMALL: Limits = Limits { memory: 1 << 20, ..LIMITS };
 fn what_arrives_for_a_route_that_holds_what_it_may_waits() {
     let mut engine = engine(LIMITS);
     let small: Arc<str> = Arc::from("small");
-    engine.allow(&small, Limits { exchanges: 2, memory: 1000, disk: 0, survives: Survives::Nothing });
+    engine.allow(&small, Limits { exchanges: 2, memory: 1000, disk: 0, survives: Durability::Nothing });
     let begin = |engine: &mut Engine, number, length| {
         let id = ExchangeId([number; 16]);
         engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
         let bytes = content(id, length);
-        let data = Record::Data { id, part: Part::Request, offset: 0, is_last: true, bytes };
+        let data = Record::Data { id, part: Direction::Request, offset: 0, is_last: true, bytes };
         engine.hear(Duration::ZERO, &name(0), data, &account());
         id
     };
@@ -58,17 +58,17 @@ fn what_arrives_for_a_route_that_holds_what_it_may_waits() {
 }
 
 /// Bytes accepted from a neighbour for an exchange whose next node acknowledges nothing.
-fn fill(engine: &mut Engine, id: ExchangeId, part: Part) -> u64 {
+fn fill(engine: &mut Engine, id: ExchangeId, part: Direction) -> u64 {
     fill_by(engine, id, part, 16_384)
 }
 
 /// The same as `fill`, with pieces of this length.
-fn fill_by(engine: &mut Engine, id: ExchangeId, part: Part, length: usize) -> u64 {
-    let from = name(if part == Part::Request { 0 } else { 1 });
+fn fill_by(engine: &mut Engine, id: ExchangeId, part: Direction, length: usize) -> u64 {
+    let from = name(if part == Direction::Request { 0 } else { 1 });
     let begin = engine.have(id, part).unwrap().offset;
     for at in (begin..).step_by(length).take(4096) {
         let bytes = vec![7; length].into();
-        let offset = at - 4 + if part == Part::Request { 10 } else { 0 };
+        let offset = at - 4 + if part == Direction::Request { 10 } else { 0 };
         engine.hear(NOW, &from, Record::Data { id, part, offset, is_last: false, bytes }, &account());
         write(engine);
     }
@@ -78,10 +78,10 @@ fn fill_by(engine: &mut Engine, id: ExchangeId, part: Part, length: usize) -> u6
 fn led(engine: &mut Engine, number: u8) -> ExchangeId {
     let id = ExchangeId([number; 16]);
     engine.hear(NOW, &name(0), Record::Begin { id, left: 1_000_000 }, &account());
-    let head = Record::Data { id, part: Part::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
+    let head = Record::Data { id, part: Direction::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
     engine.hear(NOW, &name(0), head, &account());
     engine.lead(id, (Side::Peer(name(1)), false), &account(), 10, Bytes::from_static(b"head"));
-    engine.settle(id, Part::Response, 0, Bytes::from_static(b"head"));
+    engine.settle(id, Direction::Response, 0, Bytes::from_static(b"head"));
     write(engine);
     id
 }
@@ -92,16 +92,16 @@ fn what_does_not_move_leaves_room_to_what_does() {
         let mut engine = engine(limits);
         [name(0), name(1)].iter().for_each(|peer| engine.opened(peer));
         let ids: Vec<_> = (1..6).map(|number| led(&mut engine, number)).collect();
-        let filled: Vec<_> = ids.iter().map(|id| fill(&mut engine, *id, Part::Request)).collect();
+        let filled: Vec<_> = ids.iter().map(|id| fill(&mut engine, *id, Direction::Request)).collect();
         // The first stream fills half of three quarters, the next one half of the rest, and so on.
         assert!(filled[0] > 370_000 && filled[1] > 180_000 && filled[4] > 15_000, "{filled:?}");
         assert!(filled.iter().sum::<u64>() <= 7 << 17, "{filled:?}");
         // The other direction and small streams still have room, whatever the piece size of the others was.
-        assert!(fill(&mut engine, ids[0], Part::Response) > 50_000);
-        fill_by(&mut engine, ids[1], Part::Request, 50);
+        assert!(fill(&mut engine, ids[0], Direction::Response) > 50_000);
+        fill_by(&mut engine, ids[1], Direction::Request, 50);
         let small = led(&mut engine, 9);
-        assert_eq!(engine.have(small, Part::Request).unwrap().offset, 4);
-        assert!(fill_by(&mut engine, small, Part::Request, 300) >= 16_000);
+        assert_eq!(engine.have(small, Direction::Request).unwrap().offset, 4);
+        assert!(fill_by(&mut engine, small, Direction::Request, 300) >= 16_000);
     }
 }
 
@@ -109,8 +109,8 @@ fn what_does_not_move_leaves_room_to_what_does() {
 fn dark(engine: &mut Engine, number: u8, bytes: usize) -> ExchangeId {
     let id = ExchangeId([number; 16]);
     engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), (&account(), &name(77)), false).unwrap();
-    while engine.have(id, Part::Request).unwrap().offset < bytes as u64 {
-        assert_eq!(engine.append(id, Part::Request, vec![1; 1000].into(), false), Appended::Taken);
+    while engine.have(id, Direction::Request).unwrap().offset < bytes as u64 {
+        assert_eq!(engine.append(id, Direction::Request, vec![1; 1000].into(), false), Appended::Taken);
         write(engine);
     }
     id
@@ -130,16 +130,16 @@ fn who_was_refused_goes_on_when_there_is_room() {
     let another = dark(&mut engine, 60, 12_000);
     engine.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), (&account(), &name(77)), false).unwrap();
     let piece = Bytes::from(vec![7; 40_000]);
-    let append = |engine: &mut Engine| engine.append(ID, Part::Request, piece.slice(..16_000), false);
+    let append = |engine: &mut Engine| engine.append(ID, Direction::Request, piece.slice(..16_000), false);
     while append(&mut engine) == Appended::Taken {
         write(&mut engine);
     }
-    let upto = engine.have(ID, Part::Request).unwrap().offset;
+    let upto = engine.have(ID, Direction::Request).unwrap().offset;
     assert!(upto > 0);
     say(&mut engine, 1);
     outputs(&mut engine);
     // The usage of this exchange has shrunk: it is told at once, however little became free.
-    engine.hear(NOW, &name(1), held(Part::Request, 1000, false), &account());
+    engine.hear(NOW, &name(1), held(Direction::Request, 1000, false), &account());
     assert!(outputs(&mut engine).contains(&Output::Onward { id: ID }));
     assert_eq!(append(&mut engine), Appended::Full);
     // Another exchange's usage has shrunk by little: the waiting one learns of it at the next sweep.
@@ -157,7 +157,7 @@ fn a_head_that_found_no_room_is_sent_again() {
     let mut before = engine(LIMITS);
     before.opened(&name(1));
     before.begin(NOW, ID, Side::Peer(name(1)), Duration::from_secs(900), (&account(), &name(77)), false).unwrap();
-    assert_eq!(before.append(ID, Part::Request, vec![2; 2000].into(), true), Appended::Taken);
+    assert_eq!(before.append(ID, Direction::Request, vec![2; 2000].into(), true), Appended::Taken);
     write(&mut before);
     let mut engine = engine(SMALL);
     engine.opened(&name(0));
@@ -166,16 +166,16 @@ fn a_head_that_found_no_room_is_sent_again() {
     let bring = |before: &mut Engine, engine: &mut Engine| {
         say(before, 1).into_iter().for_each(|record| engine.hear(NOW, &name(0), record, &account()));
         write(engine);
-        engine.have(ID, Part::Request).unwrap().offset
+        engine.have(ID, Direction::Request).unwrap().offset
     };
     assert_eq!(bring(&mut before, &mut engine), 0);
-    let said = |behind| Record::Held { id: ID, part: Part::Request, upto: 0, is_whole: false, behind };
-    assert_eq!(say(&mut engine, 0), [said(Behind::NoRoom)]);
-    before.hear(NOW, &name(1), said(Behind::NoRoom), &account());
+    let said = |behind| Record::Held { id: ID, part: Direction::Request, upto: 0, is_whole: false, behind };
+    assert_eq!(say(&mut engine, 0), [said(AckReason::NoRoom)]);
+    before.hear(NOW, &name(1), said(AckReason::NoRoom), &account());
     assert_eq!(say(&mut before, 1), []);
     full.iter().for_each(|id| engine.fail(*id, 499, "its client is gone"));
-    assert_eq!(say(&mut engine, 0), [said(Behind::Again)]);
-    before.hear(NOW, &name(1), said(Behind::Again), &account());
+    assert_eq!(say(&mut engine, 0), [said(AckReason::Again)]);
+    before.hear(NOW, &name(1), said(AckReason::Again), &account());
     assert_eq!(bring(&mut before, &mut engine), 2000);
 }
 
@@ -190,20 +190,20 @@ fn what_waits_for_its_route_grows_no_more() {
     let others = (50..).zip(sizes).map(|(number, bytes)| {
         let id = ExchangeId([number; 16]);
         engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(900), (&small, &name(77)), false).unwrap();
-        assert_eq!(engine.append(id, Part::Request, vec![1; bytes].into(), false), Appended::Taken);
+        assert_eq!(engine.append(id, Direction::Request, vec![1; bytes].into(), false), Appended::Taken);
         id
     });
     let others: Vec<_> = others.collect();
     engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
     let bring = |engine: &mut Engine| {
-        let at = engine.have(ID, Part::Request).unwrap().offset;
-        engine.hear(NOW, &name(0), data(Part::Request, at, 16_384, false), &account());
+        let at = engine.have(ID, Direction::Request).unwrap().offset;
+        engine.hear(NOW, &name(0), data(Direction::Request, at, 16_384, false), &account());
         write(engine);
-        engine.have(ID, Part::Request).unwrap().offset - at
+        engine.have(ID, Direction::Request).unwrap().offset - at
     };
     (0..16).for_each(|_| assert_eq!(bring(&mut engine), 16_384));
     assert_eq!(bring(&mut engine), 0, "it is not known yet where it goes");
-    assert!(say(&mut engine, 0).iter().all(|one| !matches!(one, Record::Held { behind: Behind::Again, .. })));
+    assert!(say(&mut engine, 0).iter().all(|one| !matches!(one, Record::Held { behind: AckReason::Again, .. })));
     let lead =
         |engine: &mut Engine| engine.lead(ID, (Side::Peer(name(1)), false), &small, 10, Bytes::from_static(b"head"));
     assert_eq!((lead(&mut engine), bring(&mut engine)), (Appended::Full, 0));
@@ -211,7 +211,7 @@ fn what_waits_for_its_route_grows_no_more() {
     others.iter().for_each(|id| engine.fail(*id, 499, "its client is gone"));
     assert_eq!(lead(&mut engine), Appended::Taken);
     write(&mut engine);
-    let asks = |record: &Record| matches!(record, Record::Held { behind: Behind::Again, upto: 262_144, .. });
+    let asks = |record: &Record| matches!(record, Record::Held { behind: AckReason::Again, upto: 262_144, .. });
     assert!(say(&mut engine, 0).iter().any(asks), "what was refused is asked for");
 }
 
@@ -220,7 +220,7 @@ fn what_waits_for_its_route_grows_no_more() {
 fn what_was_never_written_is_not_read_again() {
     let mut engine = begun(SMALL, Side::Peer(name(1)));
     engine.closed(&name(1));
-    let piece = |at: u64| data(Part::Request, 10 + at * 16_384, 16_384, false);
+    let piece = |at: u64| data(Direction::Request, 10 + at * 16_384, 16_384, false);
     (0..20).for_each(|at| engine.hear(NOW, &name(0), piece(at), &account()));
     write(&mut engine);
     engine.allow(&account(), DISK);
@@ -262,7 +262,7 @@ fn what_was_only_begun_is_forgotten_soon_without_a_channel_and_begun_again_with_
     assert_eq!(begins(&mut engine, &peer, 0..100), 100);
     let with_data = ExchangeId(7u128.to_be_bytes());
     let data =
-        Record::Data { id: with_data, part: Part::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
+        Record::Data { id: with_data, part: Direction::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
     engine.hear(NOW, &peer, data, &account());
     let after = |engine: &mut Engine, seconds| {
         engine.expire(Duration::from_secs(seconds));

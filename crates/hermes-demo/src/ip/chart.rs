@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use super::play::{Phase, Played};
+use super::run::{Phase, Played};
 use crate::terminal::Paint;
 
 /// Characters per row and column; each has two by four dots.

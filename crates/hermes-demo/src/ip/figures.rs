@@ -12,8 +12,8 @@ use serde::Serialize;
 use super::chart;
 use super::lab::{Machine, TO_POLAND, TO_US};
 use super::nodes::HOME;
-use super::play::{Change, Pair, Phase, Played, Window};
-use super::typing::Typed;
+use super::run::{Change, Pair, Phase, Played, Window};
+use super::shell_session::Typed;
 use super::{Options, Protocol};
 use crate::terminal::{Align, Paint, grouped, table};
 

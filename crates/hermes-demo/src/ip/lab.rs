@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::wire::Wire;
-use crate::place::Place;
+use super::delayed_link::DelayedLink;
+use crate::namespace::Namespace;
 
 /// The prefix of every namespace's name; the demo's pid follows, which identifies leftovers.
 pub(super) const PREFIX: &str = "hermes-ip-";
@@ -65,19 +65,19 @@ impl Machine {
 /// The whole network.
 #[derive(Debug)]
 pub(super) struct Lab {
-    pub(super) alice: Place,
-    pub(super) bob: Place,
-    pub(super) ingress_pl: Place,
-    pub(super) ingress_us: Place,
-    pub(super) alice_pl: Place,
-    pub(super) alice_us: Place,
-    pub(super) bob_pl: Place,
-    pub(super) office: Place,
-    pub(super) campus: Place,
-    pub(super) desk: Place,
-    poland: Place,
-    us: Place,
-    wires: Vec<Wire>,
+    pub(super) alice: Namespace,
+    pub(super) bob: Namespace,
+    pub(super) ingress_pl: Namespace,
+    pub(super) ingress_us: Namespace,
+    pub(super) alice_pl: Namespace,
+    pub(super) alice_us: Namespace,
+    pub(super) bob_pl: Namespace,
+    pub(super) office: Namespace,
+    pub(super) campus: Namespace,
+    pub(super) desk: Namespace,
+    poland: Namespace,
+    us: Namespace,
+    wires: Vec<DelayedLink>,
 }
 
 impl Lab {
@@ -86,7 +86,7 @@ impl Lab {
     /// # Errors
     /// Returns iproute2's error, or the reason why no TUN device is available.
     pub(super) fn new() -> anyhow::Result<Self> {
-        let place = |what: &str, address: [u8; 4]| Place::new(PREFIX, 0, what, Ipv4Addr::from(address));
+        let place = |what: &str, address: [u8; 4]| Namespace::new(PREFIX, 0, what, Ipv4Addr::from(address));
         let mut this = Self {
             alice: place("alice", [10, 77, 18, 2])?,
             bob: place("bob", [10, 77, 1, 2])?,
@@ -133,8 +133,8 @@ impl Lab {
         for router in [&self.poland, &self.us, &self.campus] {
             router.forward()?;
         }
-        let ocean = Wire::lay((&self.poland, "us"), (&self.us, "poland"), (TO_POLAND - TO_US) / 2)?;
-        let access = Wire::lay((&self.alice, "wan"), (&self.us, "alice"), TO_US / 2)?;
+        let ocean = DelayedLink::lay((&self.poland, "us"), (&self.us, "poland"), (TO_POLAND - TO_US) / 2)?;
+        let access = DelayedLink::lay((&self.alice, "wan"), (&self.us, "alice"), TO_US / 2)?;
         self.wires = vec![ocean, access];
         self.poland.ip("route add 10.77.16.0/20 dev us\n")?;
         self.us.ip(&format!("route add 10.77.0.0/20 dev poland\nroute add {}/32 dev alice\n", self.alice.address))?;
@@ -143,7 +143,7 @@ impl Lab {
 
     /// Packets that the wires' queues dropped.
     pub(super) fn dropped(&self) -> u64 {
-        self.wires.iter().map(Wire::dropped).sum()
+        self.wires.iter().map(DelayedLink::dropped).sum()
     }
 }
 

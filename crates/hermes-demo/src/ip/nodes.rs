@@ -18,8 +18,8 @@ use super::lab::Lab;
 use super::ping;
 use crate::ca::{Authority, Proof};
 use crate::client::Client;
+use crate::namespace::Namespace;
 use crate::overlay::{READY, start_node, wait_ready};
-use crate::place::Place;
 use crate::program::{self, Program};
 
 /// The address that both users use for their own server.
@@ -56,7 +56,7 @@ struct Seen {
 
 /// Watches a node for the first packet of Alice to [`HOME`] on a new session.
 pub(super) struct Lookout<'a> {
-    place: &'a Place,
+    place: &'a Namespace,
     /// Sessions that existed before the change.
     known: HashSet<u64>,
 }
@@ -213,7 +213,7 @@ impl<'a> Lookout<'a> {
     ///
     /// # Errors
     /// The node does not answer.
-    pub(super) async fn at(place: &'a Place) -> anyhow::Result<Self> {
+    pub(super) async fn at(place: &'a Namespace) -> anyhow::Result<Self> {
         let mut this = Self { place, known: HashSet::new() };
         this.known = this.sessions().await?.into_iter().map(|session| session.id).collect();
         Ok(this)
@@ -246,7 +246,7 @@ impl<'a> Lookout<'a> {
     }
 }
 
-async fn dial(place: &Place) -> anyhow::Result<Client> {
+async fn dial(place: &Namespace) -> anyhow::Result<Client> {
     Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 
@@ -259,21 +259,21 @@ fn head(name: &str, role: &str) -> String {
     )
 }
 
-fn overlay_listener(place: &Place) -> String {
+fn overlay_listener(place: &Namespace) -> String {
     format!(
         "- {{name: overlay, bind: \"{}:{OVERLAY}\", protocol: http, http3: true, tls: {{client: required}}}}\n",
         place.address
     )
 }
 
-fn upstream(name: &str, place: &Place, protocol: &str) -> String {
+fn upstream(name: &str, place: &Namespace, protocol: &str) -> String {
     format!(
         "- {{name: {name}, protocol: {protocol}, endpoints: [\"{}:{OVERLAY}\"], tls: {{node: {name}}}}}\n",
         place.address
     )
 }
 
-fn server(name: &str, place: &Place, route: &str) -> String {
+fn server(name: &str, place: &Namespace, route: &str) -> String {
     format!("{}listeners:\n{}routes:\n{route}", head(name, "dependent"), overlay_listener(place))
 }
 

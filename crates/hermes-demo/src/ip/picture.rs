@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use super::nodes::HOME;
-use super::play::{Phase, Played};
+use super::run::{Phase, Played};
 
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 420.0;
@@ -118,7 +118,7 @@ fn phases(svg: &mut String, played: &Played, x: &impl Fn(Instant) -> f64) {
 }
 
 fn points(svg: &mut String, played: &Played, user: &str, colour: &str, x: &impl Fn(Instant) -> f64) {
-    let is_it = |pair: &super::play::Pair| pair.user == user && pair.address == HOME;
+    let is_it = |pair: &super::run::Pair| pair.user == user && pair.address == HOME;
     let Some((_, echoes)) = played.echoes.iter().find(|(pair, _)| is_it(pair)) else { return };
     let shown = echoes.iter().filter(|echo| played.windows.iter().any(|w| (w.from..w.to).contains(&echo.sent)));
     let mut path = String::new();

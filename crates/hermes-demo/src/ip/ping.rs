@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::place::Place;
+use crate::namespace::Namespace;
 
 /// The interval between requests.
 pub(super) const EVERY: Duration = Duration::from_millis(10);
@@ -82,7 +82,7 @@ impl Pinger {
     ///
     /// # Errors
     /// No raw socket is available without root.
-    pub(super) fn begin(place: &Place, address: Ipv4Addr) -> anyhow::Result<Self> {
+    pub(super) fn begin(place: &Namespace, address: Ipv4Addr) -> anyhow::Result<Self> {
         let socket = place.inside(|| {
             let socket = Socket::new(Domain::IPV4, Type::RAW, Some(Protocol::ICMPV4))?;
             socket.connect(&SocketAddr::from((address, 0)).into())?;

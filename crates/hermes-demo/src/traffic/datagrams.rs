@@ -20,7 +20,7 @@ use crate::ports::loopback;
 /// The number of datagrams sent one by one.
 const ALONE: u64 = 150;
 /// The number of datagrams sent afterwards with a window.
-const MANY: u64 = 1000;
+const WINDOWED_DATAGRAMS: u64 = 1000;
 /// Datagrams in flight at once, of each client: all of them fit into the smallest buffer on the path.
 const WINDOW: usize = 8;
 const BYTES: usize = 1200;
@@ -30,13 +30,13 @@ pub(super) async fn echo(call: SocketAddr, number: u64) -> anyhow::Result<Tally>
     let socket = UdpSocket::bind(loopback(0)).await?;
     socket.connect(call).await?;
     let mut tally = Tally::default();
-    let first = number * (ALONE + MANY);
+    let first = number * (ALONE + WINDOWED_DATAGRAMS);
     for seed in first..first + ALONE {
         let begun = Instant::now();
         rally(&socket, seed..seed + 1, &mut tally).await?;
         tally.times.push(begun.elapsed());
     }
-    rally(&socket, first + ALONE..first + ALONE + MANY, &mut tally).await?;
+    rally(&socket, first + ALONE..first + ALONE + WINDOWED_DATAGRAMS, &mut tally).await?;
     Ok(tally)
 }
 

@@ -7,9 +7,9 @@
 use hermes_lab::turns;
 use serde::Serialize;
 
-use super::chain::Download;
-use super::play::{Played, Row, Try};
-use super::way::{self, Published, Way, published_without_outage, said};
+use super::run::{Played, Row, Try};
+use super::test_path::Download;
+use super::variant::{self, Published, Variant, published_without_outage, said};
 use super::{Options, Protocol};
 use crate::terminal::{Align, Paint, table};
 
@@ -29,7 +29,7 @@ struct One {
 /// Downloads of a size on a way.
 #[derive(Debug, Serialize)]
 struct Line {
-    way: Way,
+    way: Variant,
     size: u64,
     /// Whether another client repeats earlier downloads.
     again: bool,
@@ -55,7 +55,7 @@ struct Ndn {
 /// A way that could not run.
 #[derive(Debug, Serialize)]
 struct Missing {
-    way: Way,
+    way: Variant,
     why: String,
 }
 
@@ -140,7 +140,7 @@ impl Figures {
             std::iter::once(Line::of(row, false)).chain(second)
         });
         let sizes = options.sizes.clone();
-        let ndn = sizes.iter().filter_map(|size| Some(Ndn { size: *size, published: way::ndn(*size)? })).collect();
+        let ndn = sizes.iter().filter_map(|size| Some(Ndn { size: *size, published: variant::ndn(*size)? })).collect();
         let missing = played.missing.iter().map(|(way, why)| Missing { way: *way, why: why.clone() }).collect();
         let patience_s = options.patience.as_secs_f64();
         Self { protocol: options.protocol, sizes, patience_s, lines: lines.collect(), missing, ndn }
@@ -260,7 +260,7 @@ mod tests {
         Download { phase: 0.5, seconds, bytes: 46_080, failed: failed.map(str::to_owned) }
     }
 
-    fn row(way: Way, failed: Option<&str>) -> Row {
+    fn row(way: Variant, failed: Option<&str>) -> Row {
         let tried = |seconds, failed| Try { download: download(seconds, failed), limit: 5.0 };
         let first = vec![tried(5.0, None), tried(60.0, failed), tried(5.5, None)];
         Row { way, size: 45 << 10, steady: Some(download(0.1, None)), first, again: Vec::new() }
@@ -274,13 +274,13 @@ mod tests {
             tries,
             hopeless_tries: 1,
             patience: Duration::from_secs(patience),
-            ways: Way::ALL.to_vec(),
+            ways: Variant::ALL.to_vec(),
             envoy: None,
             json: false,
             picture: None,
             files: None,
         };
-        let missing = vec![(Way::Envoy, "there is none".to_owned())];
+        let missing = vec![(Variant::Envoy, "there is none".to_owned())];
         Figures::of(&options, &Played { rows, missing, drawn: Vec::new() })
     }
 
@@ -294,12 +294,12 @@ mod tests {
     #[test]
     fn what_hermes_does_not_bring_is_a_failure_that_is_told() {
         let paint = Paint::for_stdout();
-        let whole = figures(vec![row(Way::Direct, Some("dark")), row(Way::Hermes, None)]);
+        let whole = figures(vec![row(Variant::Direct, Some("dark")), row(Variant::Hermes, None)]);
         assert!(whole.is_whole());
         assert_eq!(whole.lines[0].cells(10.0)[1..5], ["2 of 3", "5.25 s", "5.00 s", "1.050"]);
         let text = whole.text(paint, 1.0);
         assert!(text.contains("not run; there is none") && text.contains("17 s, 100 %"), "{text}");
-        let broken = figures(vec![row(Way::Hermes, Some("the stream broke"))]);
+        let broken = figures(vec![row(Variant::Hermes, Some("the stream broke"))]);
         assert!(!broken.is_whole());
         let text = broken.text(paint, 1.0);
         assert!(

@@ -12,8 +12,8 @@ use anyhow::Context;
 use hermes_lab::{Conditions, End, Link, turns};
 use tokio::task::JoinSet;
 
+use crate::namespace::{CONGESTION_CONTROL, Namespace};
 use crate::origins::{self, ServerTls};
-use crate::place::{CONGESTION_CONTROL, Place};
 
 /// The prefix of every namespace's name; the demo's pid follows, which identifies leftovers.
 pub(super) const PREFIX: &str = "hermes-unstable-";
@@ -36,7 +36,7 @@ pub(super) struct Lab {
     _origins: JoinSet<()>,
     links: Vec<Link>,
     /// The machines, from the client's to the server's.
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<Namespace>,
     epoch: Instant,
 }
 
@@ -57,7 +57,7 @@ impl Lab {
     /// Returns iproute2's error, or the reason why no TUN device is available.
     pub(super) fn new(number: usize, tls: ServerTls, conditions: impl Fn(usize) -> Conditions) -> anyhow::Result<Self> {
         let own = |node: usize| if node == 0 { ends(0)[0] } else { ends(node - 1)[1] };
-        let places = (0..NODES).map(|node| Place::new(PREFIX, number, &format!("n{}", node + 1), own(node)));
+        let places = (0..NODES).map(|node| Namespace::new(PREFIX, number, &format!("n{}", node + 1), own(node)));
         let places = places.collect::<anyhow::Result<Vec<_>>>()?;
         let epoch = Instant::now();
         let links = (0..LINKS).map(|link| join(link, &places[link], &places[link + 1], conditions(link), epoch));
@@ -102,7 +102,13 @@ impl Lab {
 }
 
 /// Creates a link. Its ends have static neighbour entries: neighbour discovery would fail while the link is down.
-fn join(link: usize, near: &Place, far: &Place, conditions: Conditions, epoch: Instant) -> anyhow::Result<Link> {
+fn join(
+    link: usize,
+    near: &Namespace,
+    far: &Namespace,
+    conditions: Conditions,
+    epoch: Instant,
+) -> anyhow::Result<Link> {
     let [to_client, to_server] = DEVICES;
     let pair = [End { namespace: near.name(), device: to_server }, End { namespace: far.name(), device: to_client }];
     let laid = Link::new(pair, [conditions.clone(), conditions], epoch).context("a link between two namespaces")?;
@@ -120,7 +126,7 @@ fn join(link: usize, near: &Place, far: &Place, conditions: Conditions, epoch: I
 }
 
 /// Adds routes to the links that are not attached to a machine, and enables IP forwarding.
-fn forward(node: usize, place: &Place) -> anyhow::Result<()> {
+fn forward(node: usize, place: &Namespace) -> anyhow::Result<()> {
     for link in (0..LINKS).filter(|link| *link + 1 != node && *link != node) {
         let via = if link < node { ends(node - 1)[0] } else { ends(node)[1] };
         place.ip(&format!("route add 10.72.{link}.0/24 via {via} congctl {CONGESTION_CONTROL}\n"))?;

@@ -7,8 +7,8 @@
 use std::fmt::Write as _;
 
 use super::lab::LINKS;
-use super::play::Drawn;
-use super::way::said;
+use super::run::Drawn;
+use super::variant::said;
 
 const WIDTH: f64 = 960.0;
 /// Left and width of a field.
@@ -146,9 +146,9 @@ impl Scale {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chain::{Download, Trace};
-    use super::super::play::Try;
-    use super::super::way::Way;
+    use super::super::run::Try;
+    use super::super::test_path::{Download, Trace};
+    use super::super::variant::Variant;
     use super::*;
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
         let download = Download { phase: 0.5, seconds: 6.0, bytes: 100, failed: None };
         let samples = vec![(0.0, [0; LINKS]), (6.0, [100; LINKS])];
         let trace = Trace { phase: 0.5, samples };
-        let one = Drawn { way: Way::Hermes, size: 1 << 20, tried: Try { download, limit: 5.5 }, trace };
+        let one = Drawn { way: Variant::Hermes, size: 1 << 20, tried: Try { download, limit: 5.5 }, trace };
         let svg = svg(&[one]);
         // From 0.5 to 6.5: the client's link in 0.5-1, 3-4 and 6-6.5, each other one twice.
         assert_eq!(svg.matches("opacity=\"0.14\"").count(), 7, "{svg}");

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::round::{Round, Stream, Way};
+use super::run::{Round, Stream, Variant};
 use crate::terminal::{Align, Paint, grouped, table};
 
 /// Mean and standard deviation (of the sample; 0 for one run).
@@ -44,17 +44,17 @@ struct Paper {
     frames_processed: Figure,
 }
 
-const PAPER: [(Way, u64, [f64; 4]); 4] = [
-    (Way::Overlay, 60, [0.0, 0.0, 1800.0, 0.0]),
-    (Way::Direct, 60, [26.74, 5.26, 1781.0, 10.28]),
-    (Way::Overlay, 120, [0.0, 0.0, 3600.0, 0.0]),
-    (Way::Direct, 120, [55.88, 7.02, 3561.47, 12.57]),
+const PAPER: [(Variant, u64, [f64; 4]); 4] = [
+    (Variant::Overlay, 60, [0.0, 0.0, 1800.0, 0.0]),
+    (Variant::Direct, 60, [26.74, 5.26, 1781.0, 10.28]),
+    (Variant::Overlay, 120, [0.0, 0.0, 3600.0, 0.0]),
+    (Variant::Direct, 120, [55.88, 7.02, 3561.47, 12.57]),
 ];
 
 /// The figures of a way and length over all rounds.
 #[derive(Debug, Serialize)]
 struct Line {
-    way: Way,
+    way: Variant,
     seconds: u64,
     packets_sent: Figure,
     packets_received: Figure,
@@ -100,7 +100,7 @@ impl Figures {
     /// Whether every stream over the overlay arrived unchanged.
     pub(super) fn overlay_is_perfect(&self) -> bool {
         let mut overlay =
-            self.rounds.iter().flat_map(|round| &round.streams).filter(|stream| stream.way == Way::Overlay);
+            self.rounds.iter().flat_map(|round| &round.streams).filter(|stream| stream.way == Variant::Overlay);
         overlay.all(is_perfect) && self.failed.is_empty()
     }
 
@@ -188,7 +188,7 @@ fn is_perfect(stream: &Stream) -> bool {
 }
 
 impl Line {
-    fn of(way: Way, seconds: u64, rounds: &[Round]) -> Self {
+    fn of(way: Variant, seconds: u64, rounds: &[Round]) -> Self {
         let streams: Vec<&Stream> = rounds
             .iter()
             .flat_map(|round| &round.streams)
@@ -225,8 +225,8 @@ impl Line {
 
     fn cells(&self, runs: usize) -> Vec<String> {
         let way = match self.way {
-            Way::Overlay => "overlay",
-            Way::Direct => "direct",
+            Variant::Overlay => "overlay",
+            Variant::Direct => "direct",
         };
         let length = if self.seconds.is_multiple_of(60) {
             format!("{} min", self.seconds / 60)
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn one_lost_packet_is_not_perfect() {
         let stream = Stream {
-            way: Way::Overlay,
+            way: Variant::Overlay,
             seconds: 60,
             distributor: Some("dist-1"),
             packets_sent: 10,

@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::place::{Place, feed};
+use crate::namespace::{Namespace, feed};
 
 /// The prefix of every namespace's name; the demo's pid follows, which identifies leftovers.
 pub(super) const PREFIX: &str = "hermes-video-";
@@ -22,14 +22,14 @@ const SHAPER: [&str; 7] = ["tbf", "rate", "10mbit", "burst", "16kb", "latency", 
 #[derive(Debug)]
 pub(super) struct Lab {
     /// The user's machine, behind the link that loses packets.
-    pub(super) user: Place,
+    pub(super) user: Namespace,
     /// The provider's ingress.
-    pub(super) ingress: Place,
+    pub(super) ingress: Namespace,
     /// Two distributors.
-    pub(super) distributors: [Place; 2],
+    pub(super) distributors: [Namespace; 2],
     /// The video server's machine.
-    pub(super) server: Place,
-    router: Place,
+    pub(super) server: Namespace,
+    router: Namespace,
 }
 
 /// Counters of the user's link.
@@ -51,7 +51,7 @@ impl Lab {
     /// # Errors
     /// Returns the error of iproute2 or nftables.
     pub(super) fn new(number: usize) -> anyhow::Result<Self> {
-        let place = |index: u8, what: &str| Place::new(PREFIX, number, what, Ipv4Addr::new(10, 77, index, 2));
+        let place = |index: u8, what: &str| Namespace::new(PREFIX, number, what, Ipv4Addr::new(10, 77, index, 2));
         let this = Self {
             user: place(1, "user")?,
             ingress: place(2, "ingress")?,
@@ -71,7 +71,7 @@ impl Lab {
         Ok(this)
     }
 
-    fn places(&self) -> [&Place; 5] {
+    fn places(&self) -> [&Namespace; 5] {
         let [one, two] = &self.distributors;
         [&self.user, &self.ingress, one, two, &self.server]
     }

@@ -17,8 +17,8 @@ use super::lab::Lab;
 use super::server;
 use crate::ca::{Authority, Proof};
 use crate::client::Client;
+use crate::namespace::Namespace;
 use crate::overlay::{READY, start_node, wait_ready};
-use crate::place::Place;
 use crate::program::{self, Program};
 
 /// The address at which the user's node accepts requests, on the user's own loopback.
@@ -135,11 +135,11 @@ impl Nodes {
     }
 }
 
-fn places(lab: &Lab) -> [&Place; 5] {
+fn places(lab: &Lab) -> [&Namespace; 5] {
     [&lab.user, &lab.ingress, &lab.distributors[0], &lab.distributors[1], &lab.server]
 }
 
-async fn dial(place: &Place) -> anyhow::Result<Client> {
+async fn dial(place: &Namespace) -> anyhow::Result<Client> {
     Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 
@@ -151,11 +151,11 @@ fn head(name: &str, standalone: bool) -> String {
     )
 }
 
-fn overlay_listener(place: &Place) -> String {
+fn overlay_listener(place: &Namespace) -> String {
     format!("- {{name: overlay, bind: \"{}:{OVERLAY}\", protocol: http, tls: {{client: required}}}}\n", place.address)
 }
 
-fn upstream(name: &str, place: &Place) -> String {
+fn upstream(name: &str, place: &Namespace) -> String {
     format!("- {{name: {name}, protocol: h2, endpoints: [\"{}:{OVERLAY}\"], tls: {{node: {name}}}}}\n", place.address)
 }
 

@@ -17,7 +17,7 @@ use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::place::Place;
+use crate::namespace::Namespace;
 
 /// The payload type of MPEG-TS (RFC 3551, 6).
 const MPEG_TS: u8 = 33;
@@ -58,7 +58,7 @@ impl Tap {
     /// # Errors
     /// The address is in use, or the record cannot be written.
     pub(super) fn open(
-        place: &Place,
+        place: &Namespace,
         listen: SocketAddr,
         to: SocketAddr,
         record: Option<&Path>,

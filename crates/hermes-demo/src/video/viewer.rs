@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use super::nodes::STREAM;
 use super::tap::{Notes, Tap};
 use crate::client::Client;
-use crate::place::Place;
+use crate::namespace::Namespace;
 use crate::program::Program;
 
 /// The receive buffer that ffmpeg requests (Table XIII). Table XIII also sets `fifo_size` to 500000, an option of plain
@@ -29,16 +29,16 @@ const BUFFER_SIZE: &str = "26214400";
 const FFMPEG_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The silence after which a completely sent stream has ended. It allows for some TCP retransmissions.
-const SILENCE: Duration = Duration::from_secs(3);
+const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 /// ffmpeg delays packets for half a second to wait for a missing one.
 const REORDERING: Duration = Duration::from_secs(1);
 /// The timeout of a request, which may have to outlive some lost SYNs.
-const ASKING: Duration = Duration::from_secs(15);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The request of a video and the addresses that receive it.
 pub(super) struct Seat<'a> {
     /// The user's machine.
-    pub(super) place: &'a Place,
+    pub(super) place: &'a Namespace,
     /// The prefix of file names: `overlay-60s`.
     pub(super) name: String,
     /// The address that receives RTP.
@@ -106,7 +106,7 @@ impl Viewer {
         let from = Instant::now();
         loop {
             let (count, last) = self.tap.so_far();
-            if count >= sent || last.map_or(from, |last| last.max(from)).elapsed() > SILENCE {
+            if count >= sent || last.map_or(from, |last| last.max(from)).elapsed() > STREAM_IDLE_TIMEOUT {
                 break;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -134,12 +134,14 @@ impl Viewer {
 ///
 /// # Errors
 /// The response's status is not 200.
-pub(super) async fn ask(place: &Place, of: SocketAddr, url: &str, stream: &str) -> anyhow::Result<()> {
+pub(super) async fn ask(place: &Namespace, of: SocketAddr, url: &str, stream: &str) -> anyhow::Result<()> {
     let asked = async {
         let tcp = place.tcp()?.connect(of).await.with_context(|| format!("cannot connect to {of}"))?;
         Client::over(tcp).await?.ask_with(Method::GET, url, &[(STREAM, stream)], Bytes::new()).await
     };
-    timeout(ASKING, asked).await.with_context(|| format!("{url} was not answered within {ASKING:?}"))??;
+    timeout(REQUEST_TIMEOUT, asked)
+        .await
+        .with_context(|| format!("{url} was not answered within {REQUEST_TIMEOUT:?}"))??;
     Ok(())
 }
 

@@ -97,7 +97,7 @@ fn the_table_is_bounded_and_gives_up_what_ended_first() {
     let first = flows.begin(tcp(1), 3, 0).unwrap();
     let second = flows.begin(tcp(2), 3, 0).unwrap();
     assert!(flows.begin(udp(3), 3, 1).is_some());
-    assert_eq!(flows.begin(tcp(4), 3, IDLE - 1), None, "all are in use");
+    assert_eq!(flows.begin(tcp(4), 3, YIELD_AFTER_MS - 1), None, "all are in use");
     flows.close(Transport::Tcp, second, 10);
     assert!(flows.begin(tcp(4), 3, 20).is_some());
     assert!(flows.aliases.len() == 3 && !flows.aliases.contains_key(&tcp(2)) && flows.take_displaced().is_empty());
@@ -147,7 +147,7 @@ fn a_full_table_is_searched_seldom() {
     }
     assert!(flows.begin(tcp(6009, 2), LIMIT, 6).is_some() && flows.take_displaced().len() == 10);
     // The largest destination displaces idle flows of its own.
-    assert!(flows.begin(tcp(7000, 1), LIMIT, 6 + IDLE).is_some());
+    assert!(flows.begin(tcp(7000, 1), LIMIT, 6 + YIELD_AFTER_MS).is_some());
 }
 
 proptest! {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::*;
 
-impl Given {
+impl AddressLeases {
     /// Whether the prefix overlaps no lease or reservation.
     fn is_free(&self, prefix: IpNet) -> bool {
         let mut holdings = self.lock();
@@ -15,7 +15,7 @@ impl Given {
 
 #[test]
 fn no_part_of_what_is_given_is_given_to_another_until_its_last_session_is_over() {
-    let given = Given::default();
+    let given = AddressLeases::default();
     let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
     let net = |text: &str| text.parse::<IpNet>().unwrap();
     let (network, one) = (net("10.20.0.16/28"), net("10.20.0.17/32"));
@@ -34,7 +34,7 @@ fn no_part_of_what_is_given_is_given_to_another_until_its_last_session_is_over()
 
 #[test]
 fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
-    let given = Given::default();
+    let given = AddressLeases::default();
     let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
     let one: IpNet = "10.20.0.17/32".parse().unwrap();
     let part = |is_broken| {
@@ -66,7 +66,7 @@ fn what_was_lost_by_a_broken_session_waits_for_its_owner() {
 /// Reservations of another process last at most the usual time, and override no lease.
 #[test]
 fn what_rests_goes_on_resting_in_another_process() {
-    let (old, new) = (Given::default(), Given::default());
+    let (old, new) = (AddressLeases::default(), AddressLeases::default());
     let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
     let [one, other, third] = ["10.20.0.1/32", "10.20.0.2/32", "10.20.0.3/32"].map(|net| net.parse::<IpNet>().unwrap());
     for net in [one, other] {
@@ -88,7 +88,7 @@ fn what_rests_goes_on_resting_in_another_process() {
 
 #[test]
 fn no_more_rest_than_there_may_be() {
-    let given = Given::default();
+    let given = AddressLeases::default();
     for number in 0..2 * MAX_RESTING as u32 {
         let one = IpNet::from(IpAddr::from(Ipv4Addr::from(0x0a00_0000 + number)));
         assert!(given.take(one, &Owner::User(format!("user {}", number / 100).into())));
@@ -102,7 +102,7 @@ fn no_more_rest_than_there_may_be() {
 
 #[test]
 fn an_owner_has_so_many_and_leaves_the_rest_to_others() {
-    let given = Given::default();
+    let given = AddressLeases::default();
     let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
     let net = |last: usize| IpNet::from(IpAddr::from([10, 20, (last >> 8) as u8, last as u8]));
     assert!((0..MAX_OWNED).all(|last| given.take(net(last), &alice)));
@@ -124,7 +124,7 @@ fn an_owner_has_so_many_and_leaves_the_rest_to_others() {
 /// A client must not be able to make the node scan a pool of 65,534 addresses under its lock at will.
 #[test]
 fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
-    let (given, alice, looked_at) = (Given::default(), Owner::User("alice".into()), Cell::new(0));
+    let (given, alice, looked_at) = (AddressLeases::default(), Owner::User("alice".into()), Cell::new(0));
     let pools: [IpNet; 2] = ["10.20.0.0/28", "10.30.0.0/30"].map(|pool| pool.parse().unwrap());
     let find = |now| {
         looked_at.set(0);
@@ -166,7 +166,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
 
 #[test]
 fn what_one_prefix_holds_is_passed_by_at_once() {
-    let (given, alice) = (Given::default(), Owner::User("alice".into()));
+    let (given, alice) = (AddressLeases::default(), Owner::User("alice".into()));
     let pool: IpNet = "fd00:5::/64".parse().unwrap();
     assert!(given.take("fd00:5::/112".parse().unwrap(), &alice));
     let find = |now| given.find_free(&"gw0".into(), &[pool], &alice, now, |address| given.around(address));
@@ -182,7 +182,7 @@ fn what_one_prefix_holds_is_passed_by_at_once() {
 
 #[test]
 fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners() {
-    let given = Given::default();
+    let given = AddressLeases::default();
     let [alice, bob] = ["alice", "bob"].map(|name| Owner::User(name.into()));
     let net = |text: &str| text.parse::<IpNet>().unwrap();
     let wish = (net("10.20.0.2/32"), Some(net("10.0.0.2/32")));
@@ -211,7 +211,7 @@ fn what_was_given_in_the_place_of_another_is_found_as_long_as_it_is_its_owners()
 /// reservations.
 #[test]
 fn what_rests_is_nobody_elses_while_another_address_is_free() {
-    let given = Given::default();
+    let given = AddressLeases::default();
     let [alice, bob, carol] = ["alice", "bob", "carol"].map(|name| Owner::User(name.into()));
     let pool: IpNet = "10.20.0.0/24".parse().unwrap();
     let find =
@@ -239,7 +239,7 @@ fn what_rests_is_nobody_elses_while_another_address_is_free() {
 /// without a scan of all owners.
 #[test]
 fn the_owner_with_most_resting_prefixes_is_known() {
-    let given = Given::default();
+    let given = AddressLeases::default();
     let owner = |number: u32| Owner::User(format!("user-{number}").into());
     let net = |number: u32| IpNet::from(IpAddr::from(Ipv4Addr::from(0x0a14_0000 + number)));
     for number in 0..600 {

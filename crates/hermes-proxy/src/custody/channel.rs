@@ -15,7 +15,7 @@ use http::HeaderName;
 use tokio::time::Instant;
 
 use super::link::Link;
-use hermes_custody::service::Office;
+use hermes_custody::service::CustodyService;
 use hermes_transport::stream::ByteStream;
 
 /// The header that names the path of a neighbour, which may have several.
@@ -29,7 +29,7 @@ const MAX_ROUNDS_PER_TURN: usize = 16;
 
 /// A channel to a neighbour.
 pub(crate) struct Channel {
-    office: Arc<Office>,
+    office: Arc<CustodyService>,
     peer: Arc<str>,
     number: u64,
     decoder: CapsuleDecoder,
@@ -51,7 +51,7 @@ impl Drop for Channel {
 
 impl Channel {
     /// Opens a channel. Also returns the neighbour's exchanges from before this process started.
-    pub(crate) fn begin(office: Arc<Office>, peer: Arc<str>, link: Option<Link>) -> (Self, Vec<ExchangeId>) {
+    pub(crate) fn begin(office: Arc<CustodyService>, peer: Arc<str>, link: Option<Link>) -> (Self, Vec<ExchangeId>) {
         let (number, resumed) = office.open(&peer);
         let decoder = wire::decoder();
         (

@@ -35,8 +35,8 @@ use self::wait::{LogEvent, Wait};
 use super::channel::{Channel, PATH_NAME};
 use super::link::Link;
 use crate::worker::Worker;
-use hermes_custody::contact_plan::{self, Contact, since_1970};
-use hermes_custody::service::Office;
+use hermes_custody::contact_plan::{self, ContactPlan, since_1970};
+use hermes_custody::service::CustodyService;
 use hermes_outbound::generation::kept_bounds;
 use hermes_outbound::outbound::connect::{Destination, addresses, count};
 use hermes_outbound::outbound::exchange::{self, ExchangeContext};
@@ -128,7 +128,7 @@ impl ChannelDialers {
 /// The dialler of one endpoint.
 struct ChannelDialer {
     worker: Rc<Worker>,
-    office: Arc<Office>,
+    office: Arc<CustodyService>,
     upstream: Arc<UpstreamState>,
     index: usize,
     /// The endpoint's label, which is also the neighbour's name in the engine.
@@ -136,7 +136,7 @@ struct ChannelDialer {
     /// The QUIC configuration, if the upstream uses QUIC.
     quic: Option<quic::ClientConfig>,
     /// The contact history of the link.
-    contact: Rc<RefCell<Contact>>,
+    contact: Rc<RefCell<ContactPlan>>,
     /// The log state while there is no channel.
     wait: RefCell<Wait>,
     /// The last channel used TCP, because QUIC did not get through.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::{Custody, Route};
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use http::header::AGE;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
@@ -23,7 +23,7 @@ use crate::request::{InboundExchange, Request, UpgradeKind};
 use crate::service::forward::head::Outgoing;
 use crate::service::forward::{Forward, is_idempotent};
 use crate::worker::Worker;
-use hermes_custody::service::{Failure, Office};
+use hermes_custody::service::{CustodyService, Failure};
 use hermes_outbound::upstream::UpstreamState;
 use hermes_transport::body::{Body, BoxedBody, settle_length};
 use hermes_transport::error::Error;
@@ -34,7 +34,7 @@ use hermes_transport::runtime::shares::Owner;
 /// An exchange whose client waits at this node. If the client leaves, the exchange fails, or waits for a client that
 /// sends the same request.
 struct Awaited {
-    office: Arc<Office>,
+    office: Arc<CustodyService>,
     id: ExchangeId,
     asked: Option<Bytes>,
     is_done: bool,
@@ -109,11 +109,11 @@ pub(crate) async fn handle(
         None
     } else if body.is_end_stream() {
         let whole = with_end(&head);
-        let brought = poll_fn(|cx| office.poll_append(cx, id, Part::Request, &whole, true)).await;
+        let brought = poll_fn(|cx| office.poll_append(cx, id, Direction::Request, &whole, true)).await;
         brought.map_err(|failure| super::error_of(&peer, &failure))?;
         None
     } else {
-        let mut writing = Writing::new(office.clone(), id, Part::Request, head, body);
+        let mut writing = Writing::new(office.clone(), id, Direction::Request, head, body);
         let office = office.clone();
         Some(Uploading(worker.spawn(async move {
             if let Err(WriteError::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
@@ -130,7 +130,7 @@ pub(crate) async fn handle(
             Some(known) => break known,
             None if is_more_wanted && is_read => return Err(broken(office, id, &peer, "it is cut off")),
             None if is_more_wanted => {
-                let read = poll_fn(|cx| office.poll_read(cx, id, Part::Response, usize::MAX)).await;
+                let read = poll_fn(|cx| office.poll_read(cx, id, Direction::Response, usize::MAX)).await;
                 let (bytes, is_last) = read.map_err(|failure| failed(forward, &peer, &failure))?;
                 is_read = is_last;
                 reading.push(bytes);
@@ -140,7 +140,7 @@ pub(crate) async fn handle(
     };
     entry.set_held(false);
     awaited.is_done = true;
-    let mut body = CustodyBody::new(office.clone(), id, Part::Response, reading, peer)
+    let mut body = CustodyBody::new(office.clone(), id, Direction::Response, reading, peer)
         .having_read_all(is_read)
         .owed(asked, uploading);
     let mut response = known.response;
@@ -175,8 +175,8 @@ pub(crate) fn tunnel(
     let (peer, head) = towards(forward, upstream)?;
     let id = begin(forward, &peer, custody, true, None)?;
     let office = &forward.worker.services.custody;
-    let reads = CustodyBody::new(office.clone(), id, Part::Response, Reading::new(forward.worker), peer);
-    Ok(CustodyStream::new(office.clone(), id, Part::Request, head, reads))
+    let reads = CustodyBody::new(office.clone(), id, Direction::Response, Reading::new(forward.worker), peer);
+    Ok(CustodyStream::new(office.clone(), id, Direction::Request, head, reads))
 }
 
 /// Chooses the endpoint, and encodes the request's head for it.
@@ -263,11 +263,11 @@ pub(crate) async fn await_head(worker: &Worker, id: ExchangeId, peer: &Arc<str>)
         let piece = reading.next().map_err(|error| broken(office, id, peer, &error.to_string()))?;
         let is_more_wanted = piece.is_none();
         if let Some(known) = response(piece, &reading).map_err(|why| broken(office, id, peer, &why))? {
-            office.has_head(id, Part::Response);
+            office.has_head(id, Direction::Response);
             return Ok((known.response, known.length));
         }
         if is_more_wanted {
-            let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Response)).await;
+            let bytes = poll_fn(|cx| office.poll_head(cx, id, Direction::Response)).await;
             reading.push(bytes.map_err(|failure| super::error_of(peer, &failure))?);
         }
     }
@@ -278,7 +278,7 @@ fn failed(forward: &Forward<'_>, peer: &Arc<str>, failure: &Failure) -> Error {
     forward.body.failure().unwrap_or_else(|| super::error_of(peer, failure))
 }
 
-fn broken(office: &Arc<Office>, id: ExchangeId, peer: &Arc<str>, why: &str) -> Error {
+fn broken(office: &Arc<CustodyService>, id: ExchangeId, peer: &Arc<str>, why: &str) -> Error {
     let reason = format!("{peer} holds no response: {why}");
     office.fail(id, 502, &reason);
     super::error_of(peer, &Failure { status: 502, reason: Arc::from(reason) })

@@ -16,7 +16,7 @@ use hermes_model::snapshot::Contact as Plan;
 use hermes_net::quic::path_monitor::PathMonitor;
 use tokio::time::{Instant, Sleep};
 
-use hermes_custody::contact_plan::{Contact, since_1970};
+use hermes_custody::contact_plan::{ContactPlan, since_1970};
 use hermes_transport::h3::Datagrams;
 use hermes_transport::stream::ByteStream;
 
@@ -41,7 +41,7 @@ pub(crate) struct Link {
     is_spoken_to: bool,
     /// The contact plan of the document, or the learnt contact times.
     plan: Option<Plan>,
-    contact: Rc<RefCell<Contact>>,
+    contact: Rc<RefCell<ContactPlan>>,
     /// The time at which the link is expected to be up.
     expected: Option<Pin<Box<Sleep>>>,
     believed_until: Option<Instant>,
@@ -52,7 +52,11 @@ pub(crate) struct Link {
 
 impl Link {
     /// The link of a channel that this node dialled, which continues `contact`; `None` without QUIC.
-    pub(crate) fn dialled(stream: &mut ByteStream, plan: Option<Plan>, contact: Rc<RefCell<Contact>>) -> Option<Self> {
+    pub(crate) fn dialled(
+        stream: &mut ByteStream,
+        plan: Option<Plan>,
+        contact: Rc<RefCell<ContactPlan>>,
+    ) -> Option<Self> {
         Self::new(stream, false, plan, contact)
     }
 
@@ -65,7 +69,7 @@ impl Link {
         stream: &mut ByteStream,
         is_spoken_to: bool,
         plan: Option<Plan>,
-        contact: Rc<RefCell<Contact>>,
+        contact: Rc<RefCell<ContactPlan>>,
     ) -> Option<Self> {
         let (known, words) = (stream.is_dark_at_times()?, stream.take_datagrams());
         let due = Box::pin(tokio::time::sleep(Duration::ZERO));

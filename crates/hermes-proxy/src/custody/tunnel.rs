@@ -12,20 +12,20 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hermes_wire::binary_http::{Control, Part as Piece};
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 
 use super::message::{CustodyBody, chunk, end};
-use hermes_custody::service::Office;
+use hermes_custody::service::CustodyService;
 use hermes_transport::body::BoxedBody;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::BoxedStream;
 
 /// An end of such a stream.
 pub(crate) struct CustodyStream {
-    office: Arc<Office>,
+    office: Arc<CustodyService>,
     id: ExchangeId,
     /// The direction that this end writes.
-    writes: Part,
+    writes: Direction,
     reads: CustodyBody,
     /// Bytes that custody has not yet accepted.
     pending: Option<(Bytes, bool)>,
@@ -35,7 +35,13 @@ pub(crate) struct CustodyStream {
 
 impl CustodyStream {
     /// `head` is the first thing it writes.
-    pub(crate) fn new(office: Arc<Office>, id: ExchangeId, writes: Part, head: Bytes, reads: CustodyBody) -> Self {
+    pub(crate) fn new(
+        office: Arc<CustodyService>,
+        id: ExchangeId,
+        writes: Direction,
+        head: Bytes,
+        reads: CustodyBody,
+    ) -> Self {
         let pending = Some((head, false));
         Self { office, id, writes, reads, pending, has_read_end: false, has_written_end: false }
     }
@@ -99,7 +105,7 @@ impl BoxedStream for CustodyStream {
 
     fn abort(&mut self) {
         if !(self.has_read_end && self.has_written_end) {
-            let who = if self.writes == Part::Request { "client" } else { "server" };
+            let who = if self.writes == Direction::Request { "client" } else { "server" };
             self.office.fail(self.id, 502, &format!("the {who} broke it off"));
         }
     }

@@ -15,7 +15,7 @@ use crate::rate_limit::{Admitted, Denied};
 use crate::service::forward::Forward;
 use hermes_outbound::upstream::UpstreamState;
 use hermes_rate_limit::fair_queue::Client;
-use hermes_rate_limit::headers::{self as rate_headers, Hint};
+use hermes_rate_limit::headers::{self as rate_headers, RateHeaders};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use hermes_transport::metrics::RouteLabels;
@@ -73,11 +73,11 @@ pub(crate) async fn handle(
         let response = next.run(forward).await?;
         let (status, headers) = (response.status(), response.headers());
         if !rate_headers::is_refusal(status, headers) {
-            limiter.passed(went_at, || Hint::read(headers, SystemTime::now()));
+            limiter.passed(went_at, || RateHeaders::read(headers, SystemTime::now()));
             return Ok(response);
         }
         metrics.rate_limited(route, "refused");
-        limiter.refused(went_at, &Hint::read(headers, SystemTime::now()));
+        limiter.refused(went_at, &RateHeaders::read(headers, SystemTime::now()));
         let may_repeat = rate_headers::may_repeat(status, forward.is_idempotent()) && forward.body.can_be_sent();
         if !may_repeat || Instant::now() >= until {
             return Ok(response);

@@ -23,8 +23,8 @@ use tokio::time::Instant;
 
 use self::local::Elsewhere;
 pub(crate) use self::local::{Devices, LocalDevice, Share};
-use hermes_ip::claims::{Claim, Claims, Refused, Scope};
-use hermes_ip::leases::{Given, Wish};
+use hermes_ip::claims::{Claim, ClaimError, Claims, Scope};
+use hermes_ip::leases::{AddressLeases, AddressRequest};
 use hermes_ip::mailbox::Mailbox;
 use hermes_ip::owner::Owner;
 use hermes_ip::table::Table;
@@ -67,7 +67,7 @@ pub(crate) struct Device {
     claims: RwLock<Table<Claims>>,
     numbers: AtomicU64,
     /// The address leases of clients, for all devices.
-    given: Arc<Given>,
+    given: Arc<AddressLeases>,
     /// The prefixes that sessions have routed here. Locked during a change, because claims and releases run on
     /// different workers.
     led: Mutex<HashSet<IpNet>>,
@@ -86,7 +86,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(name: Arc<str>, net: tun::Device, given: Arc<Given>) -> Arc<Self> {
+    pub(crate) fn new(name: Arc<str>, net: tun::Device, given: Arc<AddressLeases>) -> Arc<Self> {
         let reads = watch::Sender::new(net.is_ours());
         let answered = watch::Sender::new(0);
         let (claims, reserved, waiting, led, nat, hold) = Default::default();
@@ -140,7 +140,7 @@ impl Device {
     /// succeeds even if another session's scope overlaps.
     ///
     /// # Errors
-    /// `Refused`: the reason for the refusal.
+    /// `ClaimError`: the reason for the refusal.
     pub(super) fn claim(
         &self,
         prefix: IpNet,
@@ -148,10 +148,10 @@ impl Device {
         mailbox: &Arc<Mailbox>,
         scope: Scope,
         may_cross: bool,
-    ) -> Result<u64, Refused> {
+    ) -> Result<u64, ClaimError> {
         let is_given = owner.is_client();
         if is_given && (self.is_reserved(prefix, Some(owner)) || !self.given.take(prefix, owner)) {
-            return Err(Refused::Others);
+            return Err(ClaimError::Others);
         }
         let number = self.enter(prefix, owner, mailbox, scope, may_cross);
         if number.is_err() && is_given {
@@ -167,18 +167,18 @@ impl Device {
         mailbox: &Arc<Mailbox>,
         scope: Scope,
         may_cross: bool,
-    ) -> Result<u64, Refused> {
+    ) -> Result<u64, ClaimError> {
         let mut table = self.claims.write().unwrap_or_else(PoisonError::into_inner);
         let is_others = |claims: &Claims| claims.is_anothers(owner);
         // Captured prefixes may nest: the more specific one wins. Client prefixes must not overlap: the owner of a part
         // would receive packets of the whole, and could send from it.
         if owner.is_client() && table.overlapping(prefix).any(is_others) {
-            return Err(Refused::Others);
+            return Err(ClaimError::Others);
         }
         // Another process assigns addresses now, and has a list of their owners. This check runs under the lock: either
         // the list contains this address, or the address is not assigned.
         if owner.is_client() && !self.net.is_ours() {
-            return Err(Refused::Others);
+            return Err(ClaimError::Others);
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let claim = Claim { owner: owner.clone(), mailbox: mailbox.clone(), number, scope };
@@ -186,12 +186,12 @@ impl Device {
     }
 
     /// Records that the prefix was assigned as a substitute for the requested one.
-    pub(super) fn give_instead(&self, prefix: IpNet, wish: Wish) {
+    pub(super) fn give_instead(&self, prefix: IpNet, wish: AddressRequest) {
         self.given.give_instead(prefix, wish);
     }
 
     /// The prefix that the owner has as a substitute for the requested one.
-    pub(super) fn instead(&self, owner: &Owner, wish: Wish) -> Option<IpNet> {
+    pub(super) fn instead(&self, owner: &Owner, wish: AddressRequest) -> Option<IpNet> {
         self.given.instead(owner, wish)
     }
 
@@ -200,7 +200,7 @@ impl Device {
         self.given.breaks(prefix);
     }
 
-    /// An address of these pools for the owner: a free one, a lease that rests (see [`Given::find_free`]), or the
+    /// An address of these pools for the owner: a free one, a lease that rests (see [`AddressLeases::find_free`]), or the
     /// owner's own in the predecessor process. `own` are those of the device.
     pub(super) fn find_free(&self, pools: &[IpNet], own: &[IpAddr], owner: &Owner, now: u64) -> Option<IpNet> {
         let taken = |address: IpAddr| if own.contains(&address) { Some(address.into()) } else { self.taken(address) };

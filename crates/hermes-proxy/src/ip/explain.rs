@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 use super::tunnel_end::prefix_of;
 use hermes_ip::leases::gives;
-use hermes_ip::packet_filter::{Rules, Verdict, Way};
+use hermes_ip::packet_filter::{Direction, Rules, Verdict};
 
 /// The header of a hypothetical packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    fn judge(&self, rules: &Rules, way: Way) -> Verdict {
+    fn judge(&self, rules: &Rules, way: Direction) -> Verdict {
         // An ICMP query, because ICMP errors may come from any address.
         let kind = if self.protocol == ip::ICMPV6 { 128 } else { 8 };
         let header = Header {
@@ -75,7 +75,7 @@ impl Packet {
             let here = own.into_iter().map(|own| Route::to(prefix_of(own))).collect();
             let rules = Rules { here, there: scope.clone(), protocol };
             let whose = format!("listener {} has no such address as {}", listener.name, self.source);
-            if let Some(dropped) = self.reason(self.judge(&rules, Way::Out), &whose, network) {
+            if let Some(dropped) = self.reason(self.judge(&rules, Direction::Out), &whose, network) {
                 return dropped;
             }
         }
@@ -86,7 +86,7 @@ impl Packet {
         let given = gives(gateway, source).then(|| Route::to(prefix_of(source)));
         let rules = Rules { here: scope, there: given.into_iter().collect(), protocol };
         let whose = format!("the route gives nobody {}", self.source);
-        if let Some(dropped) = self.reason(self.judge(&rules, Way::In), &whose, network) {
+        if let Some(dropped) = self.reason(self.judge(&rules, Direction::In), &whose, network) {
             return dropped;
         }
         let to = gateway.dnat.unwrap_or(self.destination);

@@ -26,8 +26,8 @@ use tokio::time::Sleep;
 
 use super::device::{LocalDevice, RouteScope};
 use super::link::Link;
-use hermes_ip::address_translation::Inner;
-use hermes_ip::claims::{Refused, Scope};
+use hermes_ip::address_translation::AddressTranslation;
+use hermes_ip::claims::{ClaimError, Scope};
 use hermes_ip::owner::Owner;
 use hermes_ip::packet_filter::Rules;
 use hermes_transport::datagram::{Batch, DevicePort, MAX_WORK_PER_TURN, Other};
@@ -79,7 +79,7 @@ pub(crate) struct End {
     /// Refused requests that the peer has not been told yet.
     refused: Vec<Address>,
     /// 1:1 address translations between the tunnel's side and the link's side.
-    inner: Vec<Inner>,
+    inner: Vec<AddressTranslation>,
     /// The MTU of the tunnel.
     mtu: usize,
     /// The MTU in the device's routes; `pause` is the time until it may change again.
@@ -139,7 +139,7 @@ impl End {
         inner: Option<IpAddr>,
         protocol: Option<u8>,
     ) -> Result<Self, String> {
-        let inner = inner.map(|inner| Inner::of(inner, network)).transpose()?;
+        let inner = inner.map(|inner| AddressTranslation::of(inner, network)).transpose()?;
         // The device sees the translated address.
         let here = network.map(|network| inner.map_or(network, |inner| inner.inner.into()));
         let scope = Scope { asked: network, here };
@@ -217,12 +217,12 @@ impl End {
         self.capsules.push_back(Other::Whole { kind, payload: payload.freeze() });
     }
 
-    fn claim(&mut self, prefix: IpNet, owner: &Owner, may_cross: bool) -> Result<(), Refused> {
+    fn claim(&mut self, prefix: IpNet, owner: &Owner, may_cross: bool) -> Result<(), ClaimError> {
         let scope = match self.side {
             Side::Gives { scope, .. } => scope,
             Side::Asks { .. } => Scope::default(),
         };
-        let Link::Device { local, mailbox, .. } = &self.link else { return Err(Refused::Others) };
+        let Link::Device { local, mailbox, .. } = &self.link else { return Err(ClaimError::Others) };
         let number = local.device.claim(prefix, owner, mailbox, scope, may_cross)?;
         self.claims.push(Claimed { prefix, number });
         Ok(())

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use tokio::time::Instant;
 
 use super::Node;
-use crate::ip::{Device, DeviceGuard, FAR_ENDS, Given, Share};
+use crate::ip::{AddressLeases, Device, DeviceGuard, FAR_ENDS, Share};
 use crate::listener::tun::with_far_ends;
 use hermes_outbound::generation::BuildError;
 
@@ -360,7 +360,7 @@ impl FormerDevice {
     }
 }
 
-fn create(name: &Arc<str>, given: &Arc<Given>, shares: &mut [Vec<Share>]) -> Result<HeldDevice, TunError> {
+fn create(name: &Arc<str>, given: &Arc<AddressLeases>, shares: &mut [Vec<Share>]) -> Result<HeldDevice, TunError> {
     let (net, idle) = tun::Device::create(name, shares.len(), LARGEST_MTU)?;
     HeldDevice::new(Device::new(name.clone(), net, given.clone()), idle, &[], shares)
 }
@@ -370,7 +370,7 @@ fn adopt(
     name: &Arc<str>,
     queues: Vec<OwnedFd>,
     inherited: &mut HashMap<String, Vec<OwnedFd>>,
-    given: &Arc<Given>,
+    given: &Arc<AddressLeases>,
     shares: &mut [Vec<Share>],
 ) -> Result<HeldDevice, TunError> {
     let mut take = |what: &str| inherited.remove(&format!("{}{what}", label(name))).unwrap_or_default();

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use hermes_model::rewrite::TemplateValues;
 use hermes_wire::binary_http::Part as Piece;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use http::StatusCode;
 use http_body::Body as _;
 
@@ -24,14 +24,14 @@ use crate::service::forward::head::clean_response;
 use crate::session::{self, DownstreamEnd, SessionOutcome, Tunnel};
 use crate::worker::Worker;
 use hermes_custody::Intent;
-use hermes_custody::service::{Office, Resumed};
+use hermes_custody::service::{CustodyService, RestoredExchange};
 use hermes_transport::body::{Body, RequestBody, settle_length};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::ByteStream;
 
 /// A guard: when dropped, no task of this process serves the exchange any more.
-struct Parting<'a>(&'a Office, ExchangeId);
+struct Parting<'a>(&'a CustodyService, ExchangeId);
 
 impl Drop for Parting<'_> {
     fn drop(&mut self) {
@@ -91,29 +91,29 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
     }
     office.take_in(id, false);
     let head = response_head(parts.status, &parts.headers);
-    let (first, is_last) = if let Some(Resumed { response, .. }) = resumed.filter(|resumed| resumed.response.offset > 0)
-    {
-        match origin_replay::prove(worker, id, response.offset, &parts, &mut body).await {
-            Ok(behind) => behind,
-            Err(ReplayMismatch::Differs(what)) => {
-                let reason = format!("the origin answers otherwise than before this node was restarted: {what}");
-                return office.fail(id, 502, &reason);
+    let (first, is_last) =
+        if let Some(RestoredExchange { response, .. }) = resumed.filter(|resumed| resumed.response.offset > 0) {
+            match origin_replay::prove(worker, id, response.offset, &parts, &mut body).await {
+                Ok(behind) => behind,
+                Err(ReplayMismatch::Differs(what)) => {
+                    let reason = format!("the origin answers otherwise than before this node was restarted: {what}");
+                    return office.fail(id, 502, &reason);
+                }
+                Err(ReplayMismatch::Broken(error)) => {
+                    return office.fail(id, 502, &format!("the answer broke off: {error}"));
+                }
             }
-            Err(ReplayMismatch::Broken(error)) => {
-                return office.fail(id, 502, &format!("the answer broke off: {error}"));
-            }
-        }
-    } else if body.is_end_stream() {
-        (with_end(&head), true)
-    } else {
-        (head, false)
-    };
+        } else if body.is_end_stream() {
+            (with_end(&head), true)
+        } else {
+            (head, false)
+        };
     if is_last {
         // After the end no reader waits for it.
-        let _ = poll_fn(|cx| office.poll_append(cx, id, Part::Response, &first, true)).await;
+        let _ = poll_fn(|cx| office.poll_append(cx, id, Direction::Response, &first, true)).await;
         return;
     }
-    let mut writing = Writing::new(office.clone(), id, Part::Response, first, body).bound(&entry);
+    let mut writing = Writing::new(office.clone(), id, Direction::Response, first, body).bound(&entry);
     if let Err(WriteError::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
         office.fail(id, 502, &format!("the answer broke off: {error}"));
     }
@@ -141,13 +141,13 @@ async fn join(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, mut tun
     let head = tunnel.head_parts();
     // A proxy may have answered with another success status; for the previous node the tunnel is open.
     let head = response_head(StatusCode::OK, head.headers());
-    let reads = CustodyBody::new(office.clone(), id, Part::Request, Reading::new(worker), way.peer.clone());
-    let stream = CustodyStream::new(office.clone(), id, Part::Response, head, reads.taken_in());
+    let reads = CustodyBody::new(office.clone(), id, Direction::Request, Reading::new(worker), way.peer.clone());
+    let stream = CustodyStream::new(office.clone(), id, Direction::Response, head, reads.taken_in());
     session::relay(DownstreamEnd::Stream(ByteStream::Boxed(Box::new(stream))), tunnel).await;
 }
 
 /// Keeps the session until the exchange ends.
-async fn until_over(office: &Office, way: &InboundChannel, id: ExchangeId, entry: &Rc<SessionEntry>) {
+async fn until_over(office: &CustodyService, way: &InboundChannel, id: ExchangeId, entry: &Rc<SessionEntry>) {
     let mut over = pin!(poll_fn(|cx| office.poll_over(cx, id)));
     tokio::select! {
         ended = &mut over => if let Err(failure) = ended {
@@ -172,13 +172,13 @@ async fn read_head(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, is
             Ok(Some(Piece::Head(control, fields))) => break (control, fields),
             Ok(Some(_)) => {}
             Ok(None) if is_resumed => {
-                let read = poll_fn(|cx| office.poll_read(cx, id, Part::Request, usize::MAX)).await;
+                let read = poll_fn(|cx| office.poll_read(cx, id, Direction::Request, usize::MAX)).await;
                 let (bytes, is_last) = read.ok()?;
                 is_read = is_last;
                 reading.push(bytes);
             }
             Ok(None) => {
-                let bytes = poll_fn(|cx| office.poll_head(cx, id, Part::Request)).await;
+                let bytes = poll_fn(|cx| office.poll_head(cx, id, Direction::Request)).await;
                 reading.push(bytes.ok()?);
             }
             Err(error) => {
@@ -187,7 +187,7 @@ async fn read_head(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, is
             }
         }
     };
-    office.has_head(id, Part::Request);
+    office.has_head(id, Direction::Request);
     let theirs = reading.read();
     let next = reading.next();
     let is_bare = matches!(next, Ok(Some(Piece::End(_))));
@@ -213,7 +213,7 @@ async fn read_head(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, is
     } else {
         // Peeked bytes were not consumed; read bytes were.
         let reading = if is_resumed { reading } else { Reading::new(worker) };
-        let content = CustodyBody::new(office.clone(), id, Part::Request, reading, way.peer.clone());
+        let content = CustodyBody::new(office.clone(), id, Direction::Request, reading, way.peer.clone());
         let ahead = next.ok().flatten().filter(|_| is_resumed);
         let mut content = content.having_read_all(is_read).behind(ahead);
         content.expect(length);
@@ -252,9 +252,9 @@ async fn lead_on(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId) {
 /// The request of an exchange, as this node forwarded it.
 async fn own_request(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId) -> Option<Request<'static>> {
     let office = &worker.services.custody;
-    let length = office.head_length(id, Part::Request)?;
+    let length = office.head_length(id, Direction::Request)?;
     let mut reading = Reading::new(worker);
-    reading.push(office.read_back(id, Part::Request, 0, length).await?);
+    reading.push(office.read_back(id, Direction::Request, 0, length).await?);
     let Ok(Some(Piece::Head(control, fields))) = reading.next() else { return None };
     let parts = request(control, fields).ok()?;
     let generation = worker.generation();

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use hermes_wire::binary_http::{Control, Part as Piece};
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, LAST_MODIFIED};
 use http::response::Parts;
 use http_body::Body as HttpBody;
@@ -73,7 +73,7 @@ pub(super) async fn prove(
             Some(Piece::End(_)) => return Err(ReplayMismatch::Differs("it was over")),
             None if at < kept => {
                 let length = (kept - at).min(READ);
-                let bytes = office.read_back(id, Part::Response, at, length).await;
+                let bytes = office.read_back(id, Direction::Response, at, length).await;
                 reading.push(bytes.ok_or(ReplayMismatch::Differs("what was kept of it cannot be read again"))?);
                 at += length;
             }

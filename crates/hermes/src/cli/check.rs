@@ -266,7 +266,7 @@ fn now() -> i64 {
 }
 
 fn date(second: i64) -> String {
-    super::authority::date(&second.max(0).into())
+    super::ca::date(&second.max(0).into())
 }
 
 fn summary(snapshot: &Snapshot) -> String {

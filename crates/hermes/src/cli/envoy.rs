@@ -9,7 +9,7 @@ use hermes_controller::client::ControllerAddr;
 use hermes_controller::compile::envoy;
 use hermes_model::document::Bind;
 
-use crate::agent::{Home, enrolled, keep_identity};
+use crate::agent::{StateDir, enrolled, keep_identity};
 use crate::log::Log;
 use crate::signals::Signals;
 
@@ -52,7 +52,7 @@ impl Envoy {
 
     async fn accompany(self) -> anyhow::Result<()> {
         let mut signals = Signals::new()?;
-        let home = Home::open(&self.state)?;
+        let home = StateDir::open(&self.state)?;
         let ticket = super::proxy::ticket(self.token.as_deref(), self.token_file.as_deref(), &self.state)?;
         enrolled(&self.controller, &home, ticket).await?;
         let bootstrap = self.write(&home)?;
@@ -68,7 +68,7 @@ impl Envoy {
     }
 
     /// Writes the files that Envoy reads. The bootstrap file comes last.
-    fn write(&self, home: &Home) -> anyhow::Result<PathBuf> {
+    fn write(&self, home: &StateDir) -> anyhow::Result<PathBuf> {
         let absolute = |path: &Path| path.canonicalize().with_context(|| format!("--state {}", path.display()));
         let directory = absolute(&self.state)?;
         let directory = directory.to_str().context("--state: Envoy takes no path that is not UTF-8")?;

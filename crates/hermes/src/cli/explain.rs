@@ -4,7 +4,7 @@
 //! would create it, explained. Never: a session that the listener cannot have; contradicting options are errors.
 
 mod packet;
-mod way;
+mod path;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -137,8 +137,8 @@ impl Explain {
 
     /// Explains the decision at every node on the path.
     fn along(&self) -> anyhow::Result<ExitCode> {
-        let hops = way::follow(self)?;
-        let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { way::told(&hops) };
+        let hops = path::follow(self)?;
+        let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { path::told(&hops) };
         super::print(&text)?;
         Ok(hops.last().map_or(ExitCode::SUCCESS, |last| status(&last.explanation)))
     }

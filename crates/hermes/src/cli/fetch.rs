@@ -5,10 +5,10 @@
 
 mod client;
 mod download;
-mod effort;
 mod redirect;
 mod remedy;
 mod report;
+mod retry;
 mod sink;
 
 use std::path::{Path, PathBuf};
@@ -28,9 +28,9 @@ use tokio::time::Instant;
 
 use self::client::Client;
 use self::download::Download;
-use self::effort::Effort;
 use self::report::{Mode, Report};
-use self::sink::{Part, Pipe, Sink};
+use self::retry::RetryLoop;
+use self::sink::{PartFile, Pipe, Sink};
 
 /// The exit status after the deadline: a later run may succeed. Status 1 does not promise that.
 const DEADLINE: u8 = 3;
@@ -112,7 +112,7 @@ impl Fetch {
         let report = Report::begin(mode, deadline);
         let headers: HeaderMap = self.headers.into_iter().collect();
         let client = Client::new(self.proxy, self.ca, headers, self.patience);
-        let mut effort = Effort {
+        let mut effort = RetryLoop {
             url: self.url,
             client: &client,
             download: &mut download,
@@ -183,7 +183,7 @@ async fn open(output: &Path, url: &Uri) -> anyhow::Result<(Sink, Option<(u64, do
             Ok((Sink::Pipe(Pipe::new(Box::new(file))), None))
         }
         _ => {
-            let (part, earlier) = Part::open(output, &url.to_string())?;
+            let (part, earlier) = PartFile::open(output, &url.to_string())?;
             Ok((Sink::Part(part), earlier))
         }
     }

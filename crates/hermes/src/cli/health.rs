@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use hermes_model::document::Bind;
 
-use crate::agent::Home;
+use crate::agent::StateDir;
 use crate::document;
 use crate::run::ADMIN_SOCKET;
 
@@ -44,7 +44,7 @@ impl Health {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let path = if self.live { "/healthz" } else { "/readyz" };
         // A node under a controller serves a socket in its directory, whatever its document contains.
-        let socket = self.state.as_ref().map(|state| Home::at(state).path(ADMIN_SOCKET));
+        let socket = self.state.as_ref().map(|state| StateDir::at(state).path(ADMIN_SOCKET));
         if let Some(stream) = socket.and_then(|socket| UnixStream::connect(socket).ok()) {
             let answered = stream
                 .set_read_timeout(Some(ADMIN_TIMEOUT))
@@ -56,7 +56,7 @@ impl Health {
             return Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         let file = match (&self.state, self.config) {
-            (Some(state), _) => Some(Home::at(state).document()),
+            (Some(state), _) => Some(StateDir::at(state).document()),
             (None, config) => config,
         };
         let address = match file {

@@ -92,7 +92,7 @@ impl Install {
         };
         if self.what == What::Proxy && kind == Kind::Kubernetes {
             anyhow::bail!(
-                "nodes of a cluster are placed: `hermes node place NAME --on kubernetes` prints their manifests"
+                "nodes in a cluster are not installed; `hermes node deploy NAME --on kubernetes` prints their manifests"
             );
         }
         if self.what == What::Proxy && self.controller.is_empty() == self.config.is_none() {

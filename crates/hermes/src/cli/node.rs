@@ -13,9 +13,9 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::overlay::{WAIT, change, told};
-use crate::kubernetes::{self, Placing};
+use crate::deploy::{Infrastructure as _, Machine, On, Placement};
+use crate::kubernetes::{self, ManifestOptions};
 use crate::operator::{Access, OperatorFile, block_on};
-use crate::place::{Infrastructure as _, Machine, On, Placement};
 
 /// Timeout of a long poll for changes at the controller.
 const NEWS: Duration = Duration::from_secs(5);
@@ -30,11 +30,11 @@ const START_POLL_INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Debug, Parser)]
 pub(super) struct Node {
     #[command(subcommand)]
-    verb: NodeVerb,
+    command: NodeCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum NodeVerb {
+enum NodeCommand {
     /// List nodes with their enrolment, connection and revision
     List {
         /// Print the controller's response as JSON
@@ -59,17 +59,17 @@ enum NodeVerb {
         access: Access,
     },
     /// Deploy nodes with a token each, and wait until they have connected. For Kubernetes, print manifests
-    Place {
+    Deploy {
         #[command(flatten)]
         at: At,
         /// Connect the nodes to this controller URL [default: the one this command uses]
         #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::ControllerAddr>,
         #[command(flatten)]
-        placing: Placing,
+        placing: ManifestOptions,
     },
     /// Drain deployed nodes, stop them and delete their directories. Their documents stay
-    Unplace {
+    Undeploy {
         #[command(flatten)]
         at: At,
         /// Stop without draining first. Sessions have the document's `drain` to finish
@@ -79,6 +79,10 @@ enum NodeVerb {
         #[arg(long, value_name = "URL")]
         controller: Option<hermes_controller::client::ControllerAddr>,
     },
+    #[command(name = "place", hide = true)]
+    FormerPlace(super::Former),
+    #[command(name = "unplace", hide = true)]
+    FormerUnplace(super::Former),
     /// Revoke a node's key: other nodes reject it within seconds. Its document stays; with a token and an empty --state
     /// it can enrol again
     Revoke {
@@ -147,32 +151,34 @@ struct Drain {
 
 impl Node {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        match self.verb {
-            NodeVerb::List { json, access } => list(&access, json),
-            NodeVerb::Drain(Drain { node, undo: true, access, .. }) => {
+        match self.command {
+            NodeCommand::List { json, access } => list(&access, json),
+            NodeCommand::Drain(Drain { node, undo: true, access, .. }) => {
                 super::print(&told(&set_draining(&access, &node, false)?, false))?;
                 Ok(ExitCode::SUCCESS)
             }
-            NodeVerb::Drain(Drain { node, timeout, access, .. }) => {
+            NodeCommand::Drain(Drain { node, timeout, access, .. }) => {
                 drain(&access, &node, timeout.0)?;
                 Ok(ExitCode::SUCCESS)
             }
-            NodeVerb::ExecConfig { node, json, access } => exec_config(&access, &node, json),
-            NodeVerb::Place { at, controller, placing } => {
-                place(&at, controller.map(|place| place.to_string()), &placing)?;
+            NodeCommand::ExecConfig { node, json, access } => exec_config(&access, &node, json),
+            NodeCommand::Deploy { at, controller, placing } => {
+                deploy(&at, controller.map(|place| place.to_string()), &placing)?;
                 Ok(ExitCode::SUCCESS)
             }
-            NodeVerb::Unplace { at, now, controller } => {
-                unplace(&at, &at.file.access(controller)?, now)?;
+            NodeCommand::Undeploy { at, now, controller } => {
+                undeploy(&at, &at.file.access(controller)?, now)?;
                 Ok(ExitCode::SUCCESS)
             }
-            NodeVerb::Revoke { node, json, access } => {
+            NodeCommand::FormerPlace(former) => former.reject("node place", "node deploy"),
+            NodeCommand::FormerUnplace(former) => former.reject("node unplace", "node undeploy"),
+            NodeCommand::Revoke { node, json, access } => {
                 let answer = block_on(access.get(Method::DELETE, &format!("/v1/nodes/{node}"), Vec::new()))?;
-                let said = format!("node {node} is believed no more\nrevision {}\n", answer["revision"]);
+                let said = format!("node {node} was revoked\nrevision {}\n", answer["revision"]);
                 super::print(&if json { format!("{answer}\n") } else { said })?;
                 Ok(ExitCode::SUCCESS)
             }
-            NodeVerb::Remove { node, json, access } => {
+            NodeCommand::Remove { node, json, access } => {
                 let path = format!("/v1/documents/{}", Key::node(&node));
                 change(&access, Method::DELETE, &path, Vec::new(), false, json)
             }
@@ -269,7 +275,7 @@ fn exec_config(access: &Access, node: &Name, json: bool) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-fn place(at: &At, controller: Option<String>, placing: &Placing) -> anyhow::Result<()> {
+fn deploy(at: &At, controller: Option<String>, placing: &ManifestOptions) -> anyhow::Result<()> {
     let access = at.file.access(None)?;
     let controller = controller.map_or_else(|| access.controller(), Ok)?;
     match &at.on {
@@ -339,7 +345,7 @@ fn for_kubernetes(access: &Access, node: &Name, with_token: bool) -> anyhow::Res
     Ok(kubernetes::Node { name: node.clone(), document, address: found.address, token })
 }
 
-fn unplace(at: &At, access: &Access, now: bool) -> anyhow::Result<()> {
+fn undeploy(at: &At, access: &Access, now: bool) -> anyhow::Result<()> {
     for node in &at.nodes {
         match &at.on {
             On::Machine(machine) => {

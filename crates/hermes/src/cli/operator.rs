@@ -13,18 +13,18 @@ use hermes_model::document::scalar::HumanDuration;
 use http::Method;
 use serde_json::Value;
 
-use super::authority::date;
+use super::ca::date;
 use crate::operator::{Access, Options, block_on};
 
 /// Manage operators, who may change documents
 #[derive(Debug, Parser)]
 pub(super) struct Operator {
     #[command(subcommand)]
-    verb: OperatorVerb,
+    command: OperatorCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum OperatorVerb {
+enum OperatorCommand {
     /// Create an operator's file, for the whole overlay or for the documents of one provider
     Create {
         /// Name of the operator in the audit log
@@ -59,8 +59,8 @@ enum OperatorVerb {
 
 impl Operator {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        match self.verb {
-            OperatorVerb::Create { name, provider, life, output, access } => {
+        match self.command {
+            OperatorCommand::Create { name, provider, life, output, access } => {
                 let controller = block_on(access.make_operator(&name, provider.as_ref(), life.0, &output))?;
                 let mut text = format!("{}: for --operator, or HERMES_OPERATOR\n", output.display());
                 if is_local(&controller) {
@@ -72,11 +72,11 @@ impl Operator {
                 }
                 super::print(&text)?;
             }
-            OperatorVerb::List(Options { json, access }) => {
+            OperatorCommand::List(Options { json, access }) => {
                 let answer = block_on(access.get(Method::GET, "/v1/operators", Vec::new()))?;
                 super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
             }
-            OperatorVerb::Remove { name, provider, access } => {
+            OperatorCommand::Remove { name, provider, access } => {
                 let whose = provider.map(|provider| format!("?provider={provider}")).unwrap_or_default();
                 let path = format!("/v1/operators/{name}{whose}");
                 let answer = block_on(access.get(Method::DELETE, &path, Vec::new()))?;

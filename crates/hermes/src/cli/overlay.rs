@@ -97,11 +97,11 @@ pub(super) struct Delete {
 #[derive(Debug, Parser)]
 pub(super) struct Token {
     #[command(subcommand)]
-    verb: TokenVerb,
+    command: TokenCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum TokenVerb {
+enum TokenCommand {
     /// Create a token with which a node enrols once
     Create {
         /// Name of the node
@@ -370,7 +370,7 @@ impl Get {
 
 impl Token {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let TokenVerb::Create { node, life, access } = self.verb;
+        let TokenCommand::Create { node, life, access } = self.command;
         let body = json!({ "node": node, "life": life.0.as_secs() }).to_string();
         let answer = block_on(access.get(Method::POST, "/v1/tokens", body.into_bytes()))?;
         super::print(&format!("{}\n", answer["token"].as_str().unwrap_or_default()))?;

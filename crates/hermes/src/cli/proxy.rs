@@ -8,7 +8,7 @@ use clap::error::ErrorKind;
 use hermes_controller::client::ControllerAddr;
 use hermes_controller::token::EnrolmentToken;
 
-use crate::agent::Home;
+use crate::agent::StateDir;
 use crate::run::Source;
 
 /// Run a node from a document, or under a controller.
@@ -73,7 +73,7 @@ pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> 
     let text = match (token, file) {
         (Some(token), _) => Some(token.to_owned()),
         (None, Some(file)) if file == Path::new("-") => Some(std::io::read_to_string(std::io::stdin())?),
-        (None, Some(file)) if !file.exists() && Home::at(state).is_enrolled() => None,
+        (None, Some(file)) if !file.exists() && StateDir::at(state).is_enrolled() => None,
         (None, Some(file)) => Some(crate::document::text(file)?),
         (None, None) => None,
     };

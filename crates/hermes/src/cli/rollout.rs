@@ -12,11 +12,11 @@ use crate::operator::{Options, block_on};
 #[derive(Debug, Parser)]
 pub(super) struct Rollout {
     #[command(subcommand)]
-    verb: Verb,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Command {
     /// Show the progress of the rollout
     Show(Options),
     /// Finish the rollout: send the change to all nodes at once
@@ -27,11 +27,11 @@ enum Verb {
 
 impl Rollout {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let is_finish = matches!(self.verb, Verb::Finish(_));
-        let (method, Options { json, access }) = match self.verb {
-            Verb::Show(options) => (Method::GET, options),
-            Verb::Finish(options) => (Method::POST, options),
-            Verb::Cancel(options) => (Method::DELETE, options),
+        let is_finish = matches!(self.command, Command::Finish(_));
+        let (method, Options { json, access }) = match self.command {
+            Command::Show(options) => (Method::GET, options),
+            Command::Finish(options) => (Method::POST, options),
+            Command::Cancel(options) => (Method::DELETE, options),
         };
         let answer = block_on(access.get(method, "/v1/rollout", Vec::new()))?;
         let done = if is_finish { "all nodes have it; " } else { "" };

@@ -18,7 +18,7 @@ use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use serde::{Deserialize, Serialize};
 
-use crate::content::{CHUNK_COST, Charge, Content, Paid, Run, Shape};
+use crate::content::{CHUNK_COST, Charge, ChargedBytes, Content, Run, StoredRanges};
 use crate::head::{Head, Times};
 use crate::key::Vary;
 
@@ -54,7 +54,7 @@ struct Written {
 /// The layout of a file.
 pub(crate) struct Layout {
     area: usize,
-    shape: Shape,
+    shape: StoredRanges,
     sums: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl Layout {
         self.area as u64 + self.shape.stored_bytes()
     }
 
-    pub(crate) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> StoredRanges {
         self.shape.clone()
     }
 
@@ -111,7 +111,7 @@ impl Layout {
         }
         let written: Written = serde_json::from_slice(&text).map_err(io::Error::other)?;
         let runs = written.runs.iter().map(|(start, end)| *start..*end).collect();
-        let this = Self { area, shape: Shape { total: written.total, runs }, sums: written.sums.clone() };
+        let this = Self { area, shape: StoredRanges { total: written.total, runs }, sums: written.sums.clone() };
         let is_sane = this.shape.runs.iter().all(|run| run.start < run.end && run.end <= this.shape.total)
             && blocks(&this.shape).count() == this.sums.len()
             && file.metadata()?.len() == this.bytes();
@@ -139,7 +139,7 @@ impl Layout {
                 runs.push(Run::at(block.start));
             }
             if let Some(run) = runs.last_mut() {
-                run.push(Paid { bytes, charge }.into_chunk());
+                run.push(ChargedBytes { bytes, charge }.into_chunk());
             }
         }
         Ok(Content::new(runs, self.shape.total))
@@ -195,7 +195,7 @@ impl Written {
 }
 
 /// Splits the runs into blocks, in order.
-fn blocks(shape: &Shape) -> impl Iterator<Item = Range<u64>> + '_ {
+fn blocks(shape: &StoredRanges) -> impl Iterator<Item = Range<u64>> + '_ {
     shape.runs.iter().flat_map(|run| {
         let end = run.end;
         (run.start..end).step_by(BLOCK).map(move |start| start..end.min(start + BLOCK as u64))

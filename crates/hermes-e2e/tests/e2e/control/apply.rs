@@ -222,7 +222,7 @@ async fn an_operators_file_names_its_controller_and_commands_override_it() {
         &["node", "list"],
         &["operator", "list"],
         &["rollout", "show"],
-        &["authority", "show"],
+        &["ca", "show"],
         &["diff", "-f", "-"],
     ] {
         fixture

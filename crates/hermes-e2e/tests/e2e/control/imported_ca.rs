@@ -74,7 +74,7 @@ async fn an_organisations_authority_takes_over() {
     let (certificate, key) = organisation.issue(&authority("Example Overlay CA"));
     let output = fixture.hermes_ok(&import(&write(&fixture, &(certificate + &organisation.root), &key)), "");
     assert!(output.contains("Example Overlay CA") && output.contains("below the root"), "{output}");
-    let finished = || fixture.hermes(&["authority", "finish"], "").status.success();
+    let finished = || fixture.hermes(&["ca", "finish"], "").status.success();
     until("it is finished", finished).await;
     // Nodes trust the root, and show what is between.
     for node in ["laptop", "server"] {
@@ -87,7 +87,7 @@ async fn an_organisations_authority_takes_over() {
     let _fourth = fixture.node("fourth", Some(&fixture.token("fourth")));
     until("all run", || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count() == 4).await;
     // And back to one of the controller's own.
-    fixture.hermes_ok(&["authority", "rotate"], "");
+    fixture.hermes_ok(&["ca", "rotate"], "");
     until("it is finished", finished).await;
     fixture.until_answers("APP", "one").await;
     until("it trusts one", || trusted(&fixture.state("laptop")) == (1, true)).await;
@@ -128,7 +128,7 @@ async fn a_ca_that_cannot_sign_is_rejected() {
         assert!(output.contains(words), "{words}: {output}");
         assert!(!output.contains("PRIVATE"), "{output}");
     }
-    let shown = fixture.hermes_ok(&["authority", "show"], "");
+    let shown = fixture.hermes_ok(&["ca", "show"], "");
     assert!(!shown.contains("is to sign"), "{shown}");
     let audit = hermes_testkit::control::audit(&fixture.state("controller"));
     assert!(audit.contains("\"what\":\"authority-import\"") && !audit.contains("PRIVATE"), "{audit}");
@@ -155,7 +155,7 @@ async fn an_authority_with_another_kind_of_key_takes_over() {
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     let _laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
     fixture.hermes_ok(&import(&made(&fixture, &["rsa:2048"], "/O=Example Org/CN=Example RSA CA")), "");
-    until("it is finished", || fixture.hermes(&["authority", "finish"], "").status.success()).await;
+    until("it is finished", || fixture.hermes(&["ca", "finish"], "").status.success()).await;
     let _server = fixture.node("server", Some(&fixture.token("server")));
     fixture.until_answers("APP", "one").await;
 }
@@ -188,7 +188,7 @@ async fn nobody_else_makes_operators_below_a_root_and_no_former_authority_does()
     let (own, key, signer) = issue("Overlay CA");
     let (sibling, _, other) = issue("Sibling CA");
     fixture.hermes_ok(&import(&write(&fixture, &(own.clone() + &organisation.root), &key)), "");
-    let finish = || fixture.hermes(&["authority", "finish"], "").status.success();
+    let finish = || fixture.hermes(&["ca", "finish"], "").status.success();
     until("it is finished", finish).await;
     let ask = async |mut operator: OperatorClient| operator.ask(Method::GET, "/v1/documents", "").await;
     let status = |answer: Result<(u16, serde_json::Value), String>| answer.map_or(0, |(status, _)| status);
@@ -197,7 +197,7 @@ async fn nobody_else_makes_operators_below_a_root_and_no_former_authority_does()
     for (name, issuer, above) in [("root", &organisation.issuer, &String::new()), ("sibling", &other, &sibling)] {
         assert_eq!(status(ask(forged(&fixture, name, issuer, above)).await), 0, "{name}");
     }
-    fixture.hermes_ok(&["authority", "rotate"], "");
+    fixture.hermes_ok(&["ca", "rotate"], "");
     until("it is finished", finish).await;
     fixture.hermes_ok(&["node", "list"], "");
     let (status, output) = ask(forged(&fixture, "former", &signer, &own)).await.unwrap();

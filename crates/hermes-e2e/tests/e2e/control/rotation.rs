@@ -16,7 +16,7 @@ use hermes_testkit::control::{ControllerFixture, sigkill, trusted, until};
 const PAUSE: Duration = Duration::from_millis(5);
 
 fn show(fixture: &ControllerFixture) -> Value {
-    serde_json::from_str(&fixture.hermes_ok(&["authority", "show", "--json"], "")).unwrap()
+    serde_json::from_str(&fixture.hermes_ok(&["ca", "show", "--json"], "")).unwrap()
 }
 
 /// All nodes have what the rotation wants of them: whoever signs now has issued their certificates.
@@ -94,17 +94,17 @@ async fn an_authority_is_rotated_under_traffic() {
     let mut traffic = Traffic::default();
     traffic.tunnel(TunnelTarget::Connect(fixture.socket(8080), "ECHO:7".to_owned()), 7);
     let mut client = PersistentClient::new(fixture.socket(8080), "APP");
-    let text = fixture.refused(&["authority", "finish"], "");
+    let text = fixture.refused(&["ca", "finish"], "");
     assert!(text.contains("no CA rotation in progress"), "{text}");
 
-    let text = fixture.hermes_ok(&["authority", "rotate"], "");
+    let text = fixture.hermes_ok(&["ca", "rotate"], "");
     assert!(text.contains(" is to sign, until ") || text.contains(" has signed before, until "), "{text}");
-    assert!(fixture.refused(&["authority", "rotate"], "").contains("CA rotation in progress"));
+    assert!(fixture.refused(&["ca", "rotate"], "").contains("CA rotation in progress"));
     let mut requests = asking(&mut client, "all have the new one", || are_there(&fixture, 2)).await;
     for node in ["laptop", "server"] {
         assert_eq!(trusted(&fixture.state(node)), (2, true), "{node}");
     }
-    let text = fixture.hermes_ok(&["authority", "finish"], "");
+    let text = fixture.hermes_ok(&["ca", "finish"], "");
     assert!(text.contains("is trusted no more"), "{text}");
     let one = |node: &str| trusted(&fixture.state(node)) == (1, true);
     requests += asking(&mut client, "the old one is trusted no more", || one("laptop") && one("server")).await;
@@ -150,14 +150,14 @@ async fn an_authority_is_rotated_under_traffic() {
 async fn a_node_that_was_offline_during_a_rotation_returns() {
     let (fixture, laptop, _server, _echo) = running(ControllerFixture::new().await, "").await;
     sigkill(laptop);
-    fixture.hermes_ok(&["authority", "rotate"], "");
+    fixture.hermes_ok(&["ca", "rotate"], "");
     until("the server is there", || are_there(&fixture, 1)).await;
-    let output = fixture.refused(&["authority", "finish"], "");
+    let output = fixture.refused(&["ca", "finish"], "");
     assert!(output.contains("node laptop is disconnected, and may have a certificate of the old CA"), "{output}");
     assert!(!output.contains("node server"), "{output}");
-    let shown = fixture.hermes_ok(&["authority", "show"], "");
+    let shown = fixture.hermes_ok(&["ca", "show"], "");
     assert!(shown.contains("node laptop is disconnected") && shown.contains("node server is there"), "{shown}");
-    fixture.hermes_ok(&["authority", "finish", "--force"], "");
+    fixture.hermes_ok(&["ca", "finish", "--force"], "");
     until("the server trusts one", || trusted(&fixture.state("server")) == (1, true)).await;
     let _laptop = fixture.node("laptop", None);
     fixture.until_answers("APP", "one").await;
@@ -168,13 +168,13 @@ async fn a_node_that_was_offline_during_a_rotation_returns() {
 async fn a_rotation_is_taken_back_under_traffic() {
     let (fixture, _laptop, _server, _echo) = running(ControllerFixture::new().await, "").await;
     let before = show(&fixture);
-    assert!(fixture.refused(&["authority", "cancel"], "").contains("no CA rotation in progress"));
+    assert!(fixture.refused(&["ca", "cancel"], "").contains("no CA rotation in progress"));
     let mut client = PersistentClient::new(fixture.socket(8080), "APP");
-    fixture.hermes_ok(&["authority", "rotate"], "");
+    fixture.hermes_ok(&["ca", "rotate"], "");
     asking(&mut client, "all have the new one", || are_there(&fixture, 2)).await;
-    fixture.hermes_ok(&["authority", "cancel"], "");
+    fixture.hermes_ok(&["ca", "cancel"], "");
     asking(&mut client, "all have the old one", || are_there(&fixture, 2)).await;
-    fixture.hermes_ok(&["authority", "finish"], "");
+    fixture.hermes_ok(&["ca", "finish"], "");
     asking(&mut client, "it is as it was", || trusted(&fixture.state("laptop")) == (1, true)).await;
     let after = show(&fixture);
     assert_eq!((&after["stage"], &after["signs"]), (&"steady".into(), &before["signs"]));
@@ -189,9 +189,9 @@ async fn nodes_follow_at_whichever_controller_they_are() {
         let output = fixture.hermes_at("second", args, "");
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
-    at_second(&fixture, &["authority", "rotate"]);
+    at_second(&fixture, &["ca", "rotate"]);
     asking(&mut client, "all have the new one", || are_there(&fixture, 2)).await;
-    until("the second one knows", || fixture.hermes_at("second", &["authority", "finish"], "").status.success()).await;
+    until("the second one knows", || fixture.hermes_at("second", &["ca", "finish"], "").status.success()).await;
     asking(&mut client, "the old one is gone", || trusted(&fixture.state("laptop")) == (1, true)).await;
     // The second one has followed with its own certificate.
     fixture.kill_controller();
@@ -209,15 +209,15 @@ async fn an_administrator_of_a_provider_rotates_nothing() {
     fixture.hermes_ok(&["operator", "create", "--name", "joe", "--provider", "acme", "-o", file], "");
     let acme = |args: &[&str]| fixture.hermes(&[args, &["--operator", file]].concat(), "");
     for verb in ["show", "rotate", "finish", "cancel"] {
-        let output = acme(&["authority", verb]);
+        let output = acme(&["ca", verb]);
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && text.contains("only operators of the whole overlay"), "{verb}: {text}");
     }
     assert_eq!(show(&fixture)["stage"], "steady");
     // Its file follows as all do.
-    fixture.hermes_ok(&["authority", "rotate"], "");
+    fixture.hermes_ok(&["ca", "rotate"], "");
     until("the new one signs", || show(&fixture)["stage"] == "leaving").await;
-    fixture.hermes_ok(&["authority", "finish"], "");
+    fixture.hermes_ok(&["ca", "finish"], "");
     assert!(acme(&["get"]).status.success() && acme(&["get"]).status.success());
     let audit = hermes_testkit::control::audit(&fixture.state("controller"));
     assert!(audit.contains("\"what\":\"authority-rotate\",\"by\":\"provider/acme/joe\""), "{audit}");

@@ -30,7 +30,7 @@ async fn a_key_that_is_sealed_needs_its_seal() {
     let _laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
     let _server = fixture.node("server", Some(&fixture.token("server")));
     fixture.until_answers("APP", "one").await;
-    assert!(fixture.hermes_ok(&["authority", "show"], "").contains("its key is sealed"));
+    assert!(fixture.hermes_ok(&["ca", "show"], "").contains("its key is sealed"));
     let file = fixture.state("backup.json");
     fixture.hermes_ok(&["backup", file.to_str().unwrap()], "");
     assert!(!std::fs::read_to_string(&file).unwrap().contains("PRIVATE KEY"));
@@ -54,8 +54,8 @@ async fn a_key_that_is_sealed_needs_its_seal() {
     until("both run it", || fixture.hermes_ok(&["node", "list"], "").matches(" running\n").count() == 2).await;
     // It signs, and so does the next one.
     fixture.token("laptop");
-    fixture.hermes_ok(&["authority", "rotate"], "");
-    until("it is finished", || fixture.hermes(&["authority", "finish"], "").status.success()).await;
+    fixture.hermes_ok(&["ca", "rotate"], "");
+    until("it is finished", || fixture.hermes(&["ca", "finish"], "").status.success()).await;
     fixture.until_answers("APP", "one").await;
     assert!(!has_key(&fixture));
 }
@@ -68,7 +68,7 @@ async fn a_store_of_before_is_sealed() {
     assert!(has_key(&fixture));
     fixture.seal = Some(fixture.state("seal"));
     fixture.start_controller().await;
-    assert!(fixture.hermes_ok(&["authority", "show"], "").contains("its key is sealed"));
+    assert!(fixture.hermes_ok(&["ca", "show"], "").contains("its key is sealed"));
     fixture.token("laptop");
     fixture.kill_controller();
     assert!(!has_key(&fixture));

@@ -1,4 +1,4 @@
-//! `hermes node place`: nodes on this machine, in its network namespaces, and on a machine with a real sshd; and their
+//! `hermes node deploy`: nodes on this machine, in its network namespaces, and on a machine with a real sshd; and their
 //! removal.
 
 use std::net::{Ipv4Addr, TcpStream};
@@ -41,11 +41,11 @@ async fn come_and_go_on<'a>(fixture: &ControllerFixture, documents: &str, on: im
     fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], documents);
     let verb = |verb: &'static str, node: &'static str| [vec!["node", verb, node], on(node)].concat();
     for node in ["server", "laptop"] {
-        let output = fixture.hermes_ok(&verb("place", node), "");
+        let output = fixture.hermes_ok(&verb("deploy", node), "");
         assert!(output.ends_with(&format!("node {node} is there: running\n")), "{output}");
     }
     fixture.until_answers("APP", "here").await;
-    assert_eq!(fixture.hermes_ok(&verb("place", "server"), ""), "node server runs there already\n");
+    assert_eq!(fixture.hermes_ok(&verb("deploy", "server"), ""), "node server runs there already\n");
     let directory = fixture.directory.path().join("nodes/server");
     let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
     let token = std::fs::read_to_string(directory.join("token")).unwrap();
@@ -54,17 +54,17 @@ async fn come_and_go_on<'a>(fixture: &ControllerFixture, documents: &str, on: im
     for file in [format!("/proc/{}/cmdline", pid.trim()), directory.join("log").to_str().unwrap().to_owned()] {
         assert!(!std::fs::read_to_string(&file).unwrap().contains(token.trim()), "the token is in {file}");
     }
-    let output = fixture.hermes_ok(&verb("unplace", "server"), "");
+    let output = fixture.hermes_ok(&verb("undeploy", "server"), "");
     assert!(output.contains("node server has no sessions\nnode server runs there no more"), "{output}");
     assert!(!directory.exists(), "{:?}", std::fs::read_dir(&directory).unwrap().collect::<Vec<_>>());
     // One that has ended and that nobody has waited for has no command line any more.
     let left = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
     assert_eq!(left, "", "it has ended");
     // Where it was, or elsewhere, it comes again with a token of its own, and takes sessions.
-    fixture.hermes_ok(&verb("place", "server"), "");
+    fixture.hermes_ok(&verb("deploy", "server"), "");
     fixture.until_answers("APP", "here").await;
     for node in ["server", "laptop"] {
-        fixture.hermes_ok(&[&verb("unplace", node)[..], &["--now"]].concat(), "");
+        fixture.hermes_ok(&[&verb("undeploy", node)[..], &["--now"]].concat(), "");
     }
     assert!(fixture.get("APP").is_none());
 }
@@ -120,7 +120,7 @@ async fn between(here: &Namespace, there: &Namespace) {
     // Nothing is left in the one; in the other there is the controller.
     assert_eq!(processes(there), Vec::<String>::new());
     assert!(processes(here).iter().all(|line| line.contains("\0controller\0")), "{:?}", processes(here));
-    let output = fixture.refused(&["node", "place", "server", "--on", "process:nowhere-at-all"], "");
+    let output = fixture.refused(&["node", "deploy", "server", "--on", "process:nowhere-at-all"], "");
     assert!(output.contains("network namespace nowhere-at-all"), "{output}");
 }
 
@@ -152,6 +152,6 @@ async fn a_node_is_put_onto_another_machine_by_ssh() {
     come_and_go(&fixture, &on).await;
     // Who is not known is not believed.
     std::fs::write(room.join("known"), "").unwrap();
-    let output = fixture.refused(&[&["node", "place", "server"], &on[..]].concat(), "");
+    let output = fixture.refused(&[&["node", "deploy", "server"], &on[..]].concat(), "");
     assert!(output.contains("Host key verification failed"), "{output}");
 }

@@ -203,7 +203,7 @@ async fn fixture(port: u16) -> ControllerFixture {
 }
 
 fn placed(fixture: &ControllerFixture, args: &[&str]) -> Manifests {
-    Manifests::read(fixture.hermes_ok(&[&["node", "place"], args].concat(), ""))
+    Manifests::read(fixture.hermes_ok(&[&["node", "deploy"], args].concat(), ""))
 }
 
 #[tokio::test]
@@ -247,7 +247,7 @@ async fn a_node_is_a_deployment() {
     gateway.is_modest(true);
     assert_eq!(gateway.pod().host_network, Some(true));
     // Several at once are as many Deployments, and another controller is another configuration.
-    let both = fixture.hermes_ok(&["node", "place", "server", "router", "--on", "kubernetes"], "");
+    let both = fixture.hermes_ok(&["node", "deploy", "server", "router", "--on", "kubernetes"], "");
     assert_eq!(both.matches("\nkind: Deployment\n").count(), 2);
     let digest = |manifests: &Manifests| manifests.template().1.metadata.unwrap().annotations.unwrap();
     let elsewhere = placed(&fixture, &["server", "--on", "kubernetes", "--controller", "https://elsewhere:9400"]);
@@ -310,15 +310,15 @@ async fn documents_that_cannot_run_in_kubernetes_are_rejected() {
         (&["one.example", "inner", "--on", "kubernetes", "--host-network", "--daemon-set", "all"], "different ports"),
         (&["server", "--on", "kubernetes", "--daemon-set", "hermes-controller"], "choose another name"),
     ] {
-        let output = fixture.refused(&[&["node", "place"], args].concat(), "");
+        let output = fixture.refused(&[&["node", "deploy"], args].concat(), "");
         assert!(output.contains(remedy) && output.lines().count() < 4, "{args:?}: {output}");
     }
     placed(&fixture, &["inner", "--on", "kubernetes", "--host-network"]).fit_together(None, "inner");
     // Without it, its probes would ask nobody.
     fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], "{kind: Overlay, name: test}\n");
-    let output = fixture.refused(&["node", "place", "server", "--on", "kubernetes"], "");
+    let output = fixture.refused(&["node", "deploy", "server", "--on", "kubernetes"], "");
     assert!(output.contains("has no `admin`") && output.contains("127.0.0.1:9900"), "{output}");
-    let output = fixture.hermes(&["node", "place", "server", "--on", "kubernetes:Edge"], "");
+    let output = fixture.hermes(&["node", "deploy", "server", "--on", "kubernetes:Edge"], "");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
@@ -360,7 +360,7 @@ fn a_controller_is_a_deployment() {
     }
     is_of_this_program(&command(&[container.command.unwrap(), args].concat(), Path::new("/"), &BTreeMap::new()));
     let (code, _, printed) = print(&["--controller", "https://127.0.0.1:9400"]);
-    assert!(code == Some(1) && printed.contains("hermes node place NAME --on kubernetes"), "{printed}");
+    assert!(code == Some(1) && printed.contains("hermes node deploy NAME --on kubernetes"), "{printed}");
 }
 
 /// A container as a kubelet runs it, without a container.
@@ -428,7 +428,7 @@ async fn a_pod_is_a_node_and_stays_that_one() {
     fixture.hermes_ok(&["node", "drain", "router"], "");
     until("it is not ready", || !kubelet.is_ready()).await;
     assert!(kubelet.is_alive());
-    let output = fixture.refused(&["node", "place", "router", "--on", "kubernetes"], "");
+    let output = fixture.refused(&["node", "deploy", "router", "--on", "kubernetes"], "");
     assert!(output.contains("hermes node drain router --undo"), "{output}");
     fixture.hermes_ok(&["node", "drain", "router", "--undo"], "");
 
@@ -447,7 +447,7 @@ async fn a_pod_is_a_node_and_stays_that_one() {
     until("it is there again", || state().ends_with(" running") && kubelet.is_ready()).await;
     assert_eq!(key(), before);
     stop(pod);
-    let output = fixture.hermes_ok(&["node", "unplace", "router", "--on", "kubernetes:edge", "--now"], "");
+    let output = fixture.hermes_ok(&["node", "undeploy", "router", "--on", "kubernetes:edge", "--now"], "");
     assert!(
         output.starts_with("kubectl --namespace edge delete deployment,") && output.contains("router-tokens"),
         "{output}"

@@ -333,8 +333,8 @@ async fn an_envoy_rejects_unauthorized_clients() {
     let (cert, key) = mixed.identity("server");
     let server = Some((&*cert, &*key));
     assert_eq!(mixed.ask(server, Some("ann"), "APP"), Ok(403));
-    mixed.fixture.hermes_ok(&["authority", "rotate"], "");
-    let finished = || mixed.fixture.hermes(&["authority", "finish"], "").status.success();
+    mixed.fixture.hermes_ok(&["ca", "rotate"], "");
+    let finished = || mixed.fixture.hermes(&["ca", "finish"], "").status.success();
     until("it is finished", || {
         assert!(mixed.ask(laptop, Some("ann"), "APP").is_err());
         finished()
@@ -423,13 +423,13 @@ async fn an_envoy_follows_another_authority() {
     for (path, kept) in [(&cert, "before.pem"), (&key, "before.key")] {
         std::fs::copy(path, mixed.fixture.state(kept)).unwrap();
     }
-    mixed.fixture.hermes_ok(&["authority", "rotate"], "");
+    mixed.fixture.hermes_ok(&["ca", "rotate"], "");
     let mut requests = 0;
-    let finished = |mixed: &Mixed| mixed.fixture.hermes(&["authority", "finish"], "").status.success();
+    let finished = |mixed: &Mixed| mixed.fixture.hermes(&["ca", "finish"], "").status.success();
     while !finished(&mixed) {
         assert_eq!(mixed.fixture.get("APP"), Some((200, "one".to_owned())), "request {requests}");
         requests += 1;
-        assert!(requests < 1000, "{}", mixed.fixture.hermes_ok(&["authority", "show"], ""));
+        assert!(requests < 1000, "{}", mixed.fixture.hermes_ok(&["ca", "show"], ""));
     }
     let ingress = mixed.fixture.state("ingress");
     until("it trusts one", || hermes_testkit::control::trusted(&ingress) == (1, true)).await;

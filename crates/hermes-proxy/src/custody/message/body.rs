@@ -10,11 +10,11 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hermes_wire::binary_http::Part as Piece;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use http_body::{Frame, SizeHint};
 
 use super::{Reading, headers};
-use hermes_custody::service::{Failure, Office};
+use hermes_custody::service::{CustodyService, Failure};
 use hermes_transport::body::BoxedBody;
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::SessionEntry;
@@ -24,9 +24,9 @@ const READ: usize = 64 << 10;
 
 /// The content of a message that arrives as a byte stream.
 pub(crate) struct CustodyBody {
-    office: Arc<Office>,
+    office: Arc<CustodyService>,
     id: ExchangeId,
-    part: Part,
+    part: Direction,
     reading: Reading,
     /// The session that waits for it.
     entry: OnceCell<Rc<SessionEntry>>,
@@ -56,7 +56,13 @@ impl Drop for Uploading {
 
 impl CustodyBody {
     /// The rest of a stream whose head was read.
-    pub(crate) fn new(office: Arc<Office>, id: ExchangeId, part: Part, reading: Reading, peer: Arc<str>) -> Self {
+    pub(crate) fn new(
+        office: Arc<CustodyService>,
+        id: ExchangeId,
+        part: Direction,
+        reading: Reading,
+        peer: Arc<str>,
+    ) -> Self {
         Self {
             office,
             id,
@@ -65,7 +71,7 @@ impl CustodyBody {
             entry: OnceCell::new(),
             peer,
             length: None,
-            is_taken_in: part == Part::Response,
+            is_taken_in: part == Direction::Response,
             is_read: false,
             is_done: false,
             owed: None,
@@ -142,8 +148,8 @@ impl CustodyBody {
     fn failed(&mut self, failure: &Failure) -> Error {
         self.is_done = true;
         match self.part {
-            Part::Request => Error::ClientGone(failure.reason.to_string()),
-            Part::Response => crate::custody::error_of(&self.peer, failure),
+            Direction::Request => Error::ClientGone(failure.reason.to_string()),
+            Direction::Response => crate::custody::error_of(&self.peer, failure),
         }
     }
 

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use hermes_wire::custody::{ExchangeId, Part};
+use hermes_wire::custody::{Direction, ExchangeId};
 use http_body::{Body as HttpBody, Frame};
 
 use super::{chunk, end};
-use hermes_custody::service::Office;
+use hermes_custody::service::CustodyService;
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::SessionEntry;
 
 /// A body that is written after a head, until custody has accepted all of it.
 pub(crate) struct Writing<B> {
-    office: Arc<Office>,
+    office: Arc<CustodyService>,
     id: ExchangeId,
-    part: Part,
+    part: Direction,
     body: B,
     /// The head, which is sent together with the first frame if that is available.
     head: Option<Bytes>,
@@ -40,7 +40,7 @@ pub(crate) enum WriteError {
 
 impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
     /// Writes this head first.
-    pub(crate) fn new(office: Arc<Office>, id: ExchangeId, part: Part, head: Bytes, body: B) -> Self {
+    pub(crate) fn new(office: Arc<CustodyService>, id: ExchangeId, part: Direction, head: Bytes, body: B) -> Self {
         Self { office, id, part, body, head: Some(head), next: None, is_over: false, entry: None }
     }
 

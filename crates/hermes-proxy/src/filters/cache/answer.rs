@@ -14,7 +14,7 @@ use hermes_cache::conditional::{CONTENT_DIGEST, CONTENT_MD5, not_modified};
 use hermes_cache::content::Content;
 use hermes_cache::flight::FlightReader;
 use hermes_cache::head::{Head, Millis};
-use hermes_cache::lookup::Ask;
+use hermes_cache::lookup::CacheLookup;
 use hermes_cache::range::{Resolved, to_content_range, unsatisfied};
 use hermes_transport::body::Body;
 
@@ -30,7 +30,13 @@ pub(super) enum BodySource {
 }
 
 /// Builds a response with this head. `total`: the length of the complete representation, if known.
-pub(super) fn answer(head: &Head, total: Option<u64>, ask: &Ask, supply: BodySource, now: Millis) -> Response<Body> {
+pub(super) fn answer(
+    head: &Head,
+    total: Option<u64>,
+    ask: &CacheLookup,
+    supply: BodySource,
+    now: Millis,
+) -> Response<Body> {
     let mut response = Response::new(Body::Empty);
     *response.status_mut() = head.status;
     *response.version_mut() = head.version;

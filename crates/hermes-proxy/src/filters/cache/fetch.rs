@@ -14,7 +14,7 @@ use std::time::Duration;
 use hermes_model::snapshot::Route;
 use http_body::Body as _;
 
-use hermes_cache::content::{CHUNK_COST, Content, Paid};
+use hermes_cache::content::{CHUNK_COST, ChargedBytes, Content};
 use hermes_cache::error::FetchError;
 use hermes_cache::flight::Flight;
 use hermes_cache::head::Head;
@@ -124,8 +124,10 @@ impl Fetch {
                 None if before == 0 => FIRST.max(rest.len().min(CHUNK)),
                 None => CHUNK,
             };
-            let room =
-                self.cache.room(wanted + CHUNK_COST).map(|charge| Paid { bytes: Vec::with_capacity(wanted), charge });
+            let room = self
+                .cache
+                .room(wanted + CHUNK_COST)
+                .map(|charge| ChargedBytes { bytes: Vec::with_capacity(wanted), charge });
             if room.is_none() && self.flight.give_up() {
                 self.cache.hit_limit("cache-memory");
             }

@@ -20,11 +20,11 @@ use crate::service::forward::head::{HeadOverrides, Outgoing};
 use hermes_cache::conditional::{freshened, validators};
 use hermes_cache::content::Content;
 use hermes_cache::head::{Head, Millis, Times};
-use hermes_cache::lookup::{Ask, RequestHead};
+use hermes_cache::lookup::{CacheLookup, RequestHead};
 use hermes_cache::range::to_range;
 use hermes_cache::registry::is_one;
 use hermes_cache::store::disk::Loaded;
-use hermes_cache::store::{Cache, Found, Lead, Miss, Stored, WAIT};
+use hermes_cache::store::{Cache, FlightOwner, LookupResult, Miss, Stored, WAIT};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::{Error, Side};
 use hermes_transport::headers::{PROXY_STATUS, strip_hop_by_hop};
@@ -41,8 +41,11 @@ const ORIGIN_TIME_SHARE: f64 = 0.75;
 pub(crate) async fn handle(cache: &Arc<Cache>, forward: &Forward<'_>, next: Next<'_>) -> Result<Response<Body>, Error> {
     let facts = &forward.entry.facts;
     let user = facts.user.clone();
-    let ask =
-        Ask::new(request_head(Outgoing::new(forward.entry, &forward.rewriter, true)?), cache.settings.shared, user);
+    let ask = CacheLookup::new(
+        request_head(Outgoing::new(forward.entry, &forward.rewriter, true)?),
+        cache.settings.shared,
+        user,
+    );
     let is_read = matches!(facts.method, Method::GET | Method::HEAD);
     let is_bare = matches!(forward.body, RequestBody::Empty);
     let visit = CacheRequest { cache, ask, node: forward.rewriter.node };
@@ -55,7 +58,7 @@ pub(crate) async fn handle(cache: &Arc<Cache>, forward: &Forward<'_>, next: Next
 /// A request at the cache.
 pub(super) struct CacheRequest<'a> {
     pub(super) cache: &'a Arc<Cache>,
-    pub(super) ask: Ask,
+    pub(super) ask: CacheLookup,
     node: &'a str,
 }
 
@@ -118,11 +121,11 @@ impl CacheRequest<'_> {
             let now = millis();
             let may_wait = waits < MAX_FLIGHT_WAITS && !next.bypasses_session();
             let found = self.cache.look(&self.ask, now, may_wait);
-            if self.ask.says.only_if_cached && !matches!(found, Found::Hit(_)) {
+            if self.ask.says.only_if_cached && !matches!(found, LookupResult::Hit(_)) {
                 return Ok(self.not_there());
             }
             match found {
-                Found::Hit(stored) => {
+                LookupResult::Hit(stored) => {
                     forward.entry.set_held(false);
                     let supply = match self.supply(&stored, &stored.head).await {
                         Supplied::With(supply) => supply,
@@ -143,14 +146,14 @@ impl CacheRequest<'_> {
                     self.cache.metrics.hits.inc();
                     return Ok(response);
                 }
-                Found::Join { reader, head, total, miss } => {
+                LookupResult::Join { reader, head, total, miss } => {
                     let mut response = answer(&head, total, &self.ask, BodySource::Coming(reader), now);
                     let note = self.note().forwarded(first.unwrap_or(miss).as_str()).collapsed().ttl(head.ttl(now));
                     note.write(response.headers_mut());
                     self.cache.metrics.collapsed.inc();
                     return Ok(response);
                 }
-                Found::Wait(flight, miss) => {
+                LookupResult::Wait(flight, miss) => {
                     first = first.or(Some(miss));
                     waits += 1;
                     if tokio::time::timeout_at(deadline, flight.settled()).await.is_err() {
@@ -158,7 +161,7 @@ impl CacheRequest<'_> {
                         waits = MAX_FLIGHT_WAITS;
                     }
                 }
-                Found::Ask { stored, miss, lead } => {
+                LookupResult::Fetch { stored, miss, lead } => {
                     return self.ask_origin(forward, next, stored, miss, lead).await;
                 }
             }
@@ -213,7 +216,7 @@ impl CacheRequest<'_> {
         next: Next<'_>,
         stored: Option<Stored>,
         miss: Miss,
-        mut lead: Option<Lead>,
+        mut lead: Option<FlightOwner>,
     ) -> Result<Response<Body>, Error> {
         let leads = lead.is_some();
         let mut plan = if next.bypasses_session() { Plan::Plain } else { self.plan(stored.as_ref(), leads).await };

@@ -18,10 +18,10 @@ use super::lookup::{CacheRequest, is_for_nobody};
 use crate::service::forward::Forward;
 use hermes_cache::conditional::{CONTENT_DIGEST, CONTENT_MD5, freshened};
 use hermes_cache::content::Content;
-use hermes_cache::flight::Opening;
+use hermes_cache::flight::FlightHead;
 use hermes_cache::head::{Head, Times};
-use hermes_cache::range::{Asked, content_range};
-use hermes_cache::store::{Lead, Miss, Stored};
+use hermes_cache::range::{RequestedRanges, content_range};
+use hermes_cache::store::{FlightOwner, Miss, Stored};
 use hermes_transport::body::Body;
 use hermes_transport::headers::strip_hop_by_hop;
 
@@ -45,7 +45,7 @@ impl CacheRequest<'_> {
         stored: &Stored,
         (missing, content): (&Range<u64>, &Arc<Content>),
         times: Times,
-        lead: &mut Option<Lead>,
+        lead: &mut Option<FlightOwner>,
     ) -> Result<(Response<Body>, i64), NotStorable> {
         let (mut parts, body) = response.into_parts();
         strip_hop_by_hop(&mut parts.headers);
@@ -58,7 +58,7 @@ impl CacheRequest<'_> {
         let may_be = head.may_be_kept(&self.ask.fields, times.came);
         may_be.map_err(|why| if is_for_nobody(why) { NotStorable::Other } else { NotStorable::ForOne })?;
         let mut lead = lead.take().ok_or(NotStorable::ForOne)?;
-        let opening = Opening {
+        let opening = FlightHead {
             head: head.clone(),
             total: Some(total),
             base: Some(content.clone()),
@@ -74,7 +74,7 @@ impl CacheRequest<'_> {
         Ok((response, head.ttl(times.came)))
     }
 
-    fn spawn(&self, forward: &Forward<'_>, lead: &Lead, head: Arc<Head>, body: Body, owed: Option<u64>) {
+    fn spawn(&self, forward: &Forward<'_>, lead: &FlightOwner, head: Arc<Head>, body: Body, owed: Option<u64>) {
         // The requesting session may end before the other readers.
         let entry = forward.entry.detached(forward.worker);
         body.bind(&entry);
@@ -112,7 +112,7 @@ impl CacheRequest<'_> {
         stored: Option<&Stored>,
         times: Times,
         miss: Miss,
-        lead: Option<Lead>,
+        lead: Option<FlightOwner>,
     ) -> Response<Body> {
         let note = self.note().forwarded(miss.as_str()).status(response.status());
         self.cache.metrics.missed.inc();
@@ -145,7 +145,7 @@ impl CacheRequest<'_> {
         forward: &Forward<'_>,
         response: &mut Response<Body>,
         times: Times,
-        lead: Option<Lead>,
+        lead: Option<FlightOwner>,
     ) -> Result<i64, &'static str> {
         let Some(mut lead) = lead.filter(|lead| !lead.flight.is_forgotten()) else { return Err("not-kept") };
         let (ask, status) = (&self.ask, response.status());
@@ -187,7 +187,7 @@ impl CacheRequest<'_> {
             self.cache.keep(&ask.key, &head, Content::new([], 0), Some(&lead.flight));
             return Ok(ttl);
         }
-        lead.flight.open(Opening { head: head.clone(), total, base: None, start, until });
+        lead.flight.open(FlightHead { head: head.clone(), total, base: None, start, until });
         let range = part.flatten().map(|(range, _)| range);
         let Some(reader) = lead.flight.join(range.as_ref()) else { return Err("not-kept") };
         lead.is_open = true;
@@ -196,7 +196,10 @@ impl CacheRequest<'_> {
         let coming = CachedBody::Coming { reader, left: owed };
         *response.body_mut() = Body::boxed(coming);
         // The cache requested the complete response, but the client needs only a part or has it already.
-        if range.is_none() && forward.rewriter.amend.is_some() && (ask.asked != Asked::Whole || ask.is_met(&head)) {
+        if range.is_none()
+            && forward.rewriter.amend.is_some()
+            && (ask.asked != RequestedRanges::Whole || ask.is_met(&head))
+        {
             let part = total.map(|total| ask.wanted(&head, total));
             if let Some(reader) = part.and_then(|part| lead.flight.join(Some(&part))) {
                 *response = answer(&full, total, ask, BodySource::Coming(reader), times.came);

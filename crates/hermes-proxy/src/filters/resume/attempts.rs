@@ -16,7 +16,7 @@ use super::{REFUSED, Waiting, is_sent, rests};
 use crate::filters::Next;
 use crate::service::forward::{Forward, is_idempotent};
 use hermes_resume::backoff;
-use hermes_resume::response::Answer;
+use hermes_resume::response::ResponseHead;
 use hermes_resume::resume::Resumable;
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
@@ -59,7 +59,7 @@ pub(crate) async fn handle(resume: Resume, forward: &Forward<'_>, next: Next<'_>
             Ok(response) if response.extensions().get::<OfDocument>().is_some() => return Ok(response),
             Ok(response) => {
                 let (parts, body) = response.into_parts();
-                let answer = Answer::read(&parts, SystemTime::now());
+                let answer = ResponseHead::read(&parts, SystemTime::now());
                 let is_asked_again = answer.may_pass() && may_repeat();
                 if is_asked_again && is_over {
                     metrics.resumed(&forward.route.name, "expired");
@@ -145,7 +145,12 @@ const CLOCK_RESOLUTION: Duration = Duration::from_millis(100);
 pub(super) const FAIR_ENDPOINT_TIME: Duration = Duration::from_millis(500);
 
 /// Wraps a response so that an interruption leads to a request for its rest.
-fn resumable(forward: &Forward<'_>, resume: Resume, (parts, body): (Parts, Body), answer: &Answer) -> Response<Body> {
+fn resumable(
+    forward: &Forward<'_>,
+    resume: Resume,
+    (parts, body): (Parts, Body),
+    answer: &ResponseHead,
+) -> Response<Body> {
     // A request with a body may mean something else on each send, and its body is no longer available.
     let is_bare = forward.entry.facts.method == Method::GET && matches!(forward.body, RequestBody::Empty);
     let body = match Resumable::of(answer).filter(|_| is_bare) {

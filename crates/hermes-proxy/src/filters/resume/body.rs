@@ -23,8 +23,8 @@ use super::{REFUSED, Waiting, rests};
 use crate::worker::Worker;
 use hermes_resume::backoff;
 use hermes_resume::digest::{Digests, Hashes};
-use hermes_resume::response::Answer;
-use hermes_resume::resume::{Rest, Resumable};
+use hermes_resume::response::ResponseHead;
+use hermes_resume::resume::{Resumable, ResumeOutcome};
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::SessionEntry;
@@ -121,7 +121,7 @@ impl ResumableBody {
         worker: Rc<Worker>,
         entry: Rc<SessionEntry>,
         (manner, resume): (RequestForm, Resume),
-        (body, rest, answer): (Body, Resumable, &Answer),
+        (body, rest, answer): (Body, Resumable, &ResponseHead),
     ) -> Self {
         // The digest covers the complete representation, so it cannot verify a part.
         let digests = Some(&answer.digests).filter(|digests| answer.status != 206 && !digests.is_empty());
@@ -316,9 +316,9 @@ impl ResumableBody {
         let (parts, body) = response.into_parts();
         let peer = self.peer();
         let broken = |reason: String| Error::Broken { peer, reason, unprocessed: false };
-        let answer = Answer::read(&parts, SystemTime::now());
+        let answer = ResponseHead::read(&parts, SystemTime::now());
         match self.rest.judge(&answer) {
-            Rest::Behind(skip) => {
+            ResumeOutcome::Behind(skip) => {
                 if let Some(session) = &*self.session.borrow() {
                     body.bind(session);
                 }
@@ -327,16 +327,16 @@ impl ResumableBody {
                 self.state = State::Reading(body);
                 Ok(())
             }
-            Rest::Nothing => {
+            ResumeOutcome::Nothing => {
                 self.verify()?;
                 self.state = State::Done;
                 Ok(())
             }
-            Rest::Later(after) => {
+            ResumeOutcome::Later(after) => {
                 let error = broken(format!("asked for the rest it answers {}", parts.status));
                 self.rest_for(error, after, REFUSED)
             }
-            Rest::Never(why) => Err(broken(format!("{why} ({})", parts.status))),
+            ResumeOutcome::Never(why) => Err(broken(format!("{why} ({})", parts.status))),
         }
     }
 

@@ -13,8 +13,8 @@ use ipnet::IpNet;
 
 use super::{End, FIRST_ASK, Side, prefix_of};
 use crate::ip::link::Link;
-use hermes_ip::address_translation::Inner;
-use hermes_ip::claims::Refused;
+use hermes_ip::address_translation::AddressTranslation;
+use hermes_ip::claims::ClaimError;
 use hermes_ip::leases::withheld;
 use hermes_ip::owner::Owner;
 use hermes_transport::runtime::WorkerContext;
@@ -60,7 +60,7 @@ impl End {
         }
         let given: Vec<&Address> =
             assigned.iter().filter(|address| !address.prefix.address().is_unspecified()).collect();
-        self.inner = given.iter().filter_map(|given| Inner::instead(given, wanted)).collect();
+        self.inner = given.iter().filter_map(|given| AddressTranslation::instead(given, wanted)).collect();
         let within = given.iter().flat_map(|given| wanted.iter().filter_map(|own| narrower(own.prefix, given.prefix)));
         let others = self.inner.iter().map(|inner| Prefix::of(inner.asked));
         self.rules.here = within.chain(others).map(Route::to).collect();
@@ -168,7 +168,7 @@ impl End {
             return Some(before);
         }
         let mut claimed = self.claim(net, owner, false);
-        if claimed == Err(Refused::Crosses) {
+        if claimed == Err(ClaimError::Crosses) {
             let is_one = net.prefix_len() == net.max_prefix_len();
             let find = |end: &mut Self| if is_one { end.free(gateway, owner, net) } else { None };
             let claim = |end: &mut Self, free| end.claim(free, owner, false).is_ok().then_some(free);

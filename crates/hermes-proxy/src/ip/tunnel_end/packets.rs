@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hermes_wire::{capsule, ip};
 
 use super::{End, Side};
-use hermes_ip::packet_filter::{Verdict, Way};
+use hermes_ip::packet_filter::{Direction, Verdict};
 use hermes_transport::datagram::Batch;
 use hermes_transport::runtime::WorkerContext;
 
@@ -31,7 +31,7 @@ impl End {
             Some(inner) => inner.outwards(packet, header),
             None => (self.cited_outwards(packet, &header), header),
         };
-        match self.rules.judge(Way::Out, &packet, &header, self.mtu) {
+        match self.rules.judge(Direction::Out, &packet, &header, self.mtu) {
             Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
             Verdict::Cut(mtu) => {
                 let fragments = ip::fragment(&packet, &header, mtu);
@@ -108,7 +108,8 @@ impl End {
             worker.shared.metrics.dropped("malformed-packet", 1);
             return false;
         };
-        let Verdict::Drop(reason, trouble) = self.rules.judge(Way::In, packet, &header, capsule::MAX_PACKET) else {
+        let Verdict::Drop(reason, trouble) = self.rules.judge(Direction::In, packet, &header, capsule::MAX_PACKET)
+        else {
             return true;
         };
         worker.shared.metrics.dropped(reason, 1);

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use tokio::task::JoinSet;
 
 /// Timeout; a node on this machine answers at once.
-const WITHIN: Duration = Duration::from_secs(2);
+const ADMIN_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of the response: that of the largest document.
 const MAX_ANSWER: usize = 256 << 20;
 
@@ -78,7 +78,7 @@ impl Running {
     /// Finds the node of this name at this admin address.
     pub(super) fn find(admin: SocketAddr, node: &str) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-        let asked = runtime.block_on(async { tokio::time::timeout(WITHIN, ask(admin)).await });
+        let asked = runtime.block_on(async { tokio::time::timeout(ADMIN_REQUEST_TIMEOUT, ask(admin)).await });
         asked.ok()?.ok().filter(|running| running.node == node)
     }
 

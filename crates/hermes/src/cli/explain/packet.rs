@@ -8,13 +8,14 @@ use anyhow::{Context, bail, ensure};
 use hermes_proxy::Packet;
 
 /// The length of a packet if the option omits it; it fits every MTU.
-const SHORT: usize = 60;
+const DEFAULT_PACKET_BYTES: usize = 60;
 /// The maximum packet length. Without an MTU, no packet is too long.
 const MAX_PACKET_BYTES: usize = 65_535;
 const FORM: &str = "write src=ADDRESS,dst=ADDRESS[,proto=tcp][,length=BYTES][,mtu=BYTES]";
 
 pub(super) fn parse(text: &str) -> anyhow::Result<Packet> {
-    let (mut source, mut destination, mut protocol, mut length, mut mtu) = (None, None, None, SHORT, MAX_PACKET_BYTES);
+    let (mut source, mut destination, mut protocol, mut length, mut mtu) =
+        (None, None, None, DEFAULT_PACKET_BYTES, MAX_PACKET_BYTES);
     for part in text.split(',') {
         let (key, value) = part.split_once('=').with_context(|| format!("--packet: {part} has no value; {FORM}"))?;
         let wrong = || format!("--packet: {part}; {FORM}");

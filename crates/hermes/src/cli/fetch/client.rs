@@ -26,7 +26,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::download::Ask;
+use super::download::RangeRequest;
 use super::{authority, digest, remedy};
 
 /// Header fields that are sent to any origin after a redirect. Every other field may be a secret between the user and
@@ -36,14 +36,14 @@ const FOR_ANYBODY: [HeaderName; 5] = [ACCEPT, ACCEPT_LANGUAGE, CACHE_CONTROL, PR
 
 /// A failed request.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum AttemptError {
     /// A transient failure; a retry may succeed.
     Passing { why: String, after: Option<Duration> },
     /// A permanent failure.
     Lasting { why: String, remedy: &'static str },
 }
 
-impl Trouble {
+impl AttemptError {
     fn passing(why: impl Into<String>) -> Self {
         Self::Passing { why: why.into(), after: None }
     }
@@ -69,7 +69,7 @@ pub(super) struct Exchange {
 }
 
 /// A chunk of a response's content.
-pub(super) enum Piece {
+pub(super) enum Chunk {
     Data(Bytes),
     Trailers(HeaderMap),
 }
@@ -83,7 +83,7 @@ impl Client {
     ///
     /// # Errors
     /// No response arrived.
-    pub(super) async fn send(&self, url: &Uri, ask: &Ask, is_named: bool) -> Result<Exchange, Trouble> {
+    pub(super) async fn send(&self, url: &Uri, ask: &RangeRequest, is_named: bool) -> Result<Exchange, AttemptError> {
         let is_tls = url.scheme_str() == Some("https");
         let tcp = self.dial(self.proxy.as_ref().unwrap_or(url)).await?;
         let mut connection = JoinSet::new();
@@ -99,16 +99,16 @@ impl Client {
         Ok(Exchange { head, body, patience: self.patience, _connection: connection })
     }
 
-    async fn dial(&self, to: &Uri) -> Result<TcpStream, Trouble> {
+    async fn dial(&self, to: &Uri) -> Result<TcpStream, AttemptError> {
         let (host, port) = authority(to);
         let addresses = self.patiently(format!("{host} to be resolved"), self.resolver.resolve(host)).await?;
-        let addresses = addresses.map_err(|error| Trouble::passing(error.to_string()))?;
+        let addresses = addresses.map_err(|error| AttemptError::passing(error.to_string()))?;
         let dialled = self.patiently(format!("{host}:{port} to be connected"), dial::connect(&addresses, port)).await?;
-        dialled.map_err(|error| Trouble::passing(format!("{host}:{port} cannot be connected: {error}")))
+        dialled.map_err(|error| AttemptError::passing(format!("{host}:{port} cannot be connected: {error}")))
     }
 
     /// Opens a tunnel through the proxy.
-    async fn tunnel(&self, tcp: TcpStream, url: &Uri) -> Result<TcpStream, Trouble> {
+    async fn tunnel(&self, tcp: TcpStream, url: &Uri) -> Result<TcpStream, AttemptError> {
         let (host, port) = authority(url);
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         let to = format!("{host}:{port}");
@@ -118,13 +118,13 @@ impl Client {
         if let Some(proof) = self.headers.get(PROXY_AUTHORIZATION) {
             request = request.header(PROXY_AUTHORIZATION, proof);
         }
-        let request = request.body(Empty::new()).map_err(|error| Trouble::passing(error.to_string()))?;
+        let request = request.body(Empty::new()).map_err(|error| AttemptError::passing(error.to_string()))?;
         let response = self.exchange(sender, request).await?;
         if !response.status().is_success() {
             let (head, _) = response.into_parts();
             return Err(remedy::of_proxy(&head));
         }
-        let broken = |why: &dyn std::fmt::Display| Trouble::passing(format!("the proxy's tunnel broke: {why}"));
+        let broken = |why: &dyn std::fmt::Display| AttemptError::passing(format!("the proxy's tunnel broke: {why}"));
         let upgraded = hyper::upgrade::on(response).await.map_err(|error| broken(&error))?;
         let parts = upgraded.downcast::<TokioIo<Io>>().map_err(|_| broken(&"it is no stream of ours"))?;
         match parts.io.into_inner() {
@@ -134,12 +134,12 @@ impl Client {
         }
     }
 
-    async fn secure(&self, tcp: TcpStream, url: &Uri) -> Result<Io, Trouble> {
+    async fn secure(&self, tcp: TcpStream, url: &Uri) -> Result<Io, AttemptError> {
         let (host, _) = authority(url);
         let config = match self.tls.get() {
             Some(config) => config.clone(),
             None => {
-                let config = self.tls_config().map_err(|error| Trouble::Lasting {
+                let config = self.tls_config().map_err(|error| AttemptError::Lasting {
                     why: format!("{error:#}"),
                     remedy: "name a file of CA certificates with --ca",
                 })?;
@@ -148,15 +148,15 @@ impl Client {
         };
         let shaken = self.patiently(format!("TLS of {host}"), tls::connect(config, host, tcp)).await?;
         shaken.map_err(|error| match HandshakeFault::of(&error) {
-            Some(HandshakeFault::Certificate) => Trouble::Lasting {
+            Some(HandshakeFault::Certificate) => AttemptError::Lasting {
                 why: format!("{host} does not prove who it is: {error}"),
                 remedy: "where you trust its CA, name it with --ca",
             },
-            Some(HandshakeFault::Protocol) => Trouble::Lasting {
+            Some(HandshakeFault::Protocol) => AttemptError::Lasting {
                 why: format!("{host} does not speak TLS as we do: {error}"),
                 remedy: "look at the URL's scheme and port",
             },
-            None => Trouble::passing(format!("TLS of {host} broke off: {error}")),
+            None => AttemptError::passing(format!("TLS of {host} broke off: {error}")),
         })
     }
 
@@ -168,9 +168,9 @@ impl Client {
         Ok(tls::client_config(None, ServerIdentity::Name(roots), &[b"http/1.1"])?)
     }
 
-    async fn speak(&self, io: Io, driver: &mut JoinSet<()>) -> Result<SendRequest<Empty<Bytes>>, Trouble> {
+    async fn speak(&self, io: Io, driver: &mut JoinSet<()>) -> Result<SendRequest<Empty<Bytes>>, AttemptError> {
         let (sender, connection) =
-            http1::handshake(TokioIo::new(io)).await.map_err(|error| Trouble::passing(error.to_string()))?;
+            http1::handshake(TokioIo::new(io)).await.map_err(|error| AttemptError::passing(error.to_string()))?;
         driver.spawn(async move {
             // The exchange reports errors of the connection.
             let _ = connection.with_upgrades().await;
@@ -178,7 +178,7 @@ impl Client {
         Ok(sender)
     }
 
-    fn request(&self, url: &Uri, ask: &Ask, is_named: bool, absolute: bool) -> Request<Empty<Bytes>> {
+    fn request(&self, url: &Uri, ask: &RangeRequest, is_named: bool, absolute: bool) -> Request<Empty<Bytes>> {
         let target = if absolute { url.clone() } else { url.path_and_query().cloned().unwrap_or_else(root).into() };
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = target;
@@ -206,7 +206,7 @@ impl Client {
                 headers.append(name, value.clone());
             }
         }
-        if let Ask::From(first, validator) = ask {
+        if let RangeRequest::From(first, validator) = ask {
             headers.extend(text(&format!("bytes={first}-")).map(|value| (RANGE, value)));
             headers
                 .extend(validator.as_ref().and_then(|validator| text(validator.text())).map(|value| (IF_RANGE, value)));
@@ -218,12 +218,12 @@ impl Client {
         &self,
         mut sender: SendRequest<Empty<Bytes>>,
         request: Request<Empty<Bytes>>,
-    ) -> Result<Response<Incoming>, Trouble> {
+    ) -> Result<Response<Incoming>, AttemptError> {
         let answered = self.patiently("an answer".to_owned(), sender.send_request(request)).await?;
         answered.map_err(|error| broken("there is no answer", &error))
     }
 
-    async fn patiently<F: Future>(&self, what: String, future: F) -> Result<F::Output, Trouble> {
+    async fn patiently<F: Future>(&self, what: String, future: F) -> Result<F::Output, AttemptError> {
         patiently(self.patience, &what, future).await
     }
 }
@@ -233,25 +233,25 @@ impl Exchange {
     ///
     /// # Errors
     /// The response was interrupted, or no data arrived in time.
-    pub(super) async fn next(&mut self) -> Result<Option<Piece>, Trouble> {
+    pub(super) async fn next(&mut self) -> Result<Option<Chunk>, AttemptError> {
         match patiently(self.patience, "more of it", self.body.frame()).await? {
             None => Ok(None),
             Some(Err(error)) => Err(broken("it broke off", &error)),
             Some(Ok(frame)) => Ok(Some(match frame.into_data() {
-                Ok(data) => Piece::Data(data),
-                Err(frame) => Piece::Trailers(frame.into_trailers().unwrap_or_default()),
+                Ok(data) => Chunk::Data(data),
+                Err(frame) => Chunk::Trailers(frame.into_trailers().unwrap_or_default()),
             })),
         }
     }
 }
 
-async fn patiently<F: Future>(patience: Duration, what: &str, future: F) -> Result<F::Output, Trouble> {
+async fn patiently<F: Future>(patience: Duration, what: &str, future: F) -> Result<F::Output, AttemptError> {
     let waited = tokio::time::timeout(patience, future).await;
-    waited.map_err(|_| Trouble::passing(format!("waited {} s for {what}", patience.as_secs_f32())))
+    waited.map_err(|_| AttemptError::passing(format!("waited {} s for {what}", patience.as_secs_f32())))
 }
 
 /// Describes a broken response; hyper's own text omits the cause.
-fn broken(what: &str, error: &hyper::Error) -> Trouble {
+fn broken(what: &str, error: &hyper::Error) -> AttemptError {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -260,7 +260,7 @@ fn broken(what: &str, error: &hyper::Error) -> Trouble {
         Some(io::ErrorKind::UnexpectedEof) => "the connection ended".to_owned(),
         _ => cause.to_string(),
     };
-    Trouble::passing(format!("{what}: {why}"))
+    AttemptError::passing(format!("{what}: {why}"))
 }
 
 fn root() -> http::uri::PathAndQuery {

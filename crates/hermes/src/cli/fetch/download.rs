@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::Digests;
 use super::remedy;
-use super::response::{Answer, Part, Validator};
+use super::response::{ContentRange, ResponseHead, Validator};
 
 /// Maximum number of digest mismatches. A first mismatch may be the fault of the path or of combined ranges.
 const MISMATCHES: u32 = 2;
 
 /// The next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ask {
+pub(super) enum RangeRequest {
     Whole,
     /// A range from this byte, conditional on the representation if a validator exists.
     From(u64, Option<Validator>),
@@ -148,29 +148,29 @@ impl Download {
     }
 
     /// Returns the next request.
-    pub(super) fn ask(&self) -> Ask {
+    pub(super) fn ask(&self) -> RangeRequest {
         if self.held == 0 || self.whole_only {
-            return Ask::Whole;
+            return RangeRequest::Whole;
         }
         // A range after the last byte yields 416, which does not tell whether the representation is still the same.
         let from = if self.known.total == Some(self.held) { self.held - 1 } else { self.held };
         match &self.known.validator {
-            Some(validator) => Ask::From(from, Some(validator.clone())),
+            Some(validator) => RangeRequest::From(from, Some(validator.clone())),
             // The digest detects ranges of two different representations.
-            None if !self.expected().is_empty() => Ask::From(from, None),
-            None => Ask::Whole,
+            None if !self.expected().is_empty() => RangeRequest::From(from, None),
+            None => RangeRequest::Whole,
         }
     }
 
     /// Interprets the response to a request. Discards data that the response proves wrong.
-    pub(super) fn read(&mut self, ask: &Ask, answer: &Answer) -> Meaning {
+    pub(super) fn read(&mut self, ask: &RangeRequest, answer: &ResponseHead) -> Meaning {
         match answer.status {
             200 | 203 => Meaning::Content(self.whole(answer)),
             206 => match ask {
-                Ask::Whole => self.unasked(answer),
-                Ask::From(..) => self.part(answer),
+                RangeRequest::Whole => self.unasked(answer),
+                RangeRequest::From(..) => self.part(answer),
             },
-            416 if *ask != Ask::Whole => self.beyond(answer),
+            416 if *ask != RangeRequest::Whole => self.beyond(answer),
             301 | 302 | 303 | 307 | 308 if answer.location.is_some() => {
                 Meaning::Elsewhere(answer.location.clone().unwrap_or_default())
             }
@@ -180,7 +180,7 @@ impl Download {
     }
 
     /// Handles a complete response.
-    fn whole(&mut self, answer: &Answer) -> Take {
+    fn whole(&mut self, answer: &ResponseHead) -> Take {
         self.is_endless = answer.is_endless;
         let is_same = self.held > 0
             && self.known.validator.is_some()
@@ -209,8 +209,8 @@ impl Download {
     }
 
     /// Handles a requested range.
-    fn part(&mut self, answer: &Answer) -> Meaning {
-        let Some(Part { bytes: Some((first, last)), of }) = answer.part.filter(|_| !answer.is_multipart) else {
+    fn part(&mut self, answer: &ResponseHead) -> Meaning {
+        let Some(ContentRange { bytes: Some((first, last)), of }) = answer.part.filter(|_| !answer.is_multipart) else {
             return self.lied("it answers with a part, and does not say which");
         };
         let length = last - first + 1;
@@ -237,18 +237,18 @@ impl Download {
     }
 
     /// Handles a range that was not requested; it is valid if it covers the whole object.
-    fn unasked(&mut self, answer: &Answer) -> Meaning {
+    fn unasked(&mut self, answer: &ResponseHead) -> Meaning {
         match answer.part {
-            Some(Part { bytes: Some((0, last)), of: Some(of) }) if last + 1 == of && !answer.is_multipart => {
+            Some(ContentRange { bytes: Some((0, last)), of: Some(of) }) if last + 1 == of && !answer.is_multipart => {
                 let length = answer.length.or(Some(of));
-                Meaning::Content(self.whole(&Answer { length, ..answer.clone() }))
+                Meaning::Content(self.whole(&ResponseHead { length, ..answer.clone() }))
             }
             _ => self.lied("it answers with a part where all was asked for"),
         }
     }
 
     /// Handles a range that does not exist.
-    fn beyond(&mut self, answer: &Answer) -> Meaning {
+    fn beyond(&mut self, answer: &ResponseHead) -> Meaning {
         let of = answer.part.and_then(|part| part.of);
         let is_other = self.known.validator.as_ref().is_some_and(|ours| answer.contradicts(ours));
         if of == Some(self.held) && !is_other && self.known.total.is_none_or(|total| total == self.held) {

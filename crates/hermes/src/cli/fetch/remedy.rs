@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use http::response::Parts;
 
-use super::client::Trouble;
-use super::response::Answer;
+use super::client::AttemptError;
+use super::response::ResponseHead;
 
 /// Returns the user's next step for a status.
 pub(super) fn of(status: u16) -> &'static str {
@@ -24,7 +24,7 @@ pub(super) fn of(status: u16) -> &'static str {
 }
 
 /// Formats a response as one line.
-pub(super) fn said(answer: &Answer) -> String {
+pub(super) fn said(answer: &ResponseHead) -> String {
     let status = http::StatusCode::from_u16(answer.status).unwrap_or_default();
     let mut text = format!("{} {}", answer.status, status.canonical_reason().unwrap_or_default()).trim_end().to_owned();
     if let Some(by) = &answer.proxy_status {
@@ -34,11 +34,11 @@ pub(super) fn said(answer: &Answer) -> String {
 }
 
 /// Describes a proxy that refuses a tunnel.
-pub(super) fn of_proxy(head: &Parts) -> Trouble {
-    let answer = Answer::read(head, SystemTime::now());
+pub(super) fn of_proxy(head: &Parts) -> AttemptError {
+    let answer = ResponseHead::read(head, SystemTime::now());
     let why = format!("the proxy opens no tunnel: {}", said(&answer));
     if answer.may_pass() {
-        return Trouble::Passing { why, after: answer.retry_after };
+        return AttemptError::Passing { why, after: answer.retry_after };
     }
-    Trouble::Lasting { why, remedy: of(answer.status) }
+    AttemptError::Lasting { why, remedy: of(answer.status) }
 }

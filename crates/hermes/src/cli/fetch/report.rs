@@ -17,7 +17,7 @@ const TELL: Duration = Duration::from_secs(1);
 const SAY: Duration = Duration::from_secs(10);
 /// Time constant of the rate, in seconds.
 const MEMORY: f64 = 3.0;
-const CLEAR: &str = "\r\x1b[2K";
+const CLEAR_LINE: &str = "\r\x1b[2K";
 /// Minimum width of a terminal; longer lines are cut.
 const COLUMNS: usize = 79;
 const BAR: usize = 10;
@@ -147,7 +147,7 @@ impl Report {
         match (self.mode, text) {
             (Mode::Json { on_stderr }, _) => say_json(value, on_stderr),
             (Mode::Lines, Some(text)) => say(&format!("fetch: {text}")),
-            (Mode::Bar, Some(text)) => say(&format!("{CLEAR}fetch: {text}")),
+            (Mode::Bar, Some(text)) => say(&format!("{CLEAR_LINE}fetch: {text}")),
             (Mode::Quiet, _) | (_, None) => {}
         }
     }
@@ -156,7 +156,7 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         if self.mode == Mode::Bar {
-            let _ = write!(std::io::stderr(), "{CLEAR}");
+            let _ = write!(std::io::stderr(), "{CLEAR_LINE}");
         }
     }
 }
@@ -206,7 +206,7 @@ async fn draw(picture: Arc<Mutex<Picture>>) {
         let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
         rate.look(picture.held, now);
         if !picture.is_over {
-            let _ = write!(std::io::stderr(), "{CLEAR}{}", line(&picture, rate.per_second, now));
+            let _ = write!(std::io::stderr(), "{CLEAR_LINE}{}", line(&picture, rate.per_second, now));
         }
     }
 }

@@ -25,12 +25,12 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The destination of content.
 pub(super) enum Sink {
-    Part(Part),
+    Part(PartFile),
     Pipe(Pipe),
 }
 
 /// An incomplete file.
-pub(super) struct Part {
+pub(super) struct PartFile {
     file: File,
     target: PathBuf,
     path: PathBuf,
@@ -70,7 +70,7 @@ impl Pipe {
     }
 }
 
-impl Part {
+impl PartFile {
     /// Opens the part of an earlier run, or starts a new one.
     ///
     /// # Errors
@@ -294,16 +294,16 @@ mod tests {
     async fn a_part_is_found_again_by_its_url_and_nobody_elses() {
         let room = tempfile::tempdir().unwrap();
         let target = room.path().join("a.tar");
-        let (part, earlier) = Part::open(&target, "http://a/").unwrap();
+        let (part, earlier) = PartFile::open(&target, "http://a/").unwrap();
         assert!(earlier.is_none());
         let mut sink = Sink::Part(part);
         sink.remember(&known()).unwrap();
         sink.write(b"held ").await.unwrap();
-        let refused = Part::open(&target, "http://a/").err().unwrap().to_string();
+        let refused = PartFile::open(&target, "http://a/").err().unwrap().to_string();
         assert!(refused.contains("another `hermes fetch`"), "{refused}");
         drop(sink);
 
-        let (part, earlier) = Part::open(&target, "http://a/").unwrap();
+        let (part, earlier) = PartFile::open(&target, "http://a/").unwrap();
         assert_eq!(earlier, Some((5, known())));
         let mut sink = Sink::Part(part);
         sink.write(b"more").await.unwrap();
@@ -315,11 +315,11 @@ mod tests {
         assert_eq!(fs::read(&target).unwrap(), b"held more");
         assert_eq!(fs::read_dir(room.path()).unwrap().count(), 1);
 
-        let mut sink = Sink::Part(Part::open(&target, "http://a/").unwrap().0);
+        let mut sink = Sink::Part(PartFile::open(&target, "http://a/").unwrap().0);
         sink.remember(&known()).unwrap();
         sink.write(b"x").await.unwrap();
         drop(sink);
-        let (part, earlier) = Part::open(&target, "http://b/").unwrap();
+        let (part, earlier) = PartFile::open(&target, "http://b/").unwrap();
         assert!(earlier.is_none() && part.file.metadata().unwrap().len() == 0);
     }
 
@@ -327,7 +327,7 @@ mod tests {
     async fn after_a_crash_of_the_system_only_what_was_synced_counts() {
         let room = tempfile::tempdir().unwrap();
         let target = room.path().join("a");
-        let (mut part, _) = Part::open(&target, "u").unwrap();
+        let (mut part, _) = PartFile::open(&target, "u").unwrap();
         part.boot = "another".into();
         let mut sink = Sink::Part(part);
         sink.remember(&known()).unwrap();
@@ -335,7 +335,7 @@ mod tests {
         sink.settle(&known()).unwrap();
         sink.write(b"56").await.unwrap();
         drop(sink);
-        let (part, earlier) = Part::open(&target, "u").unwrap();
+        let (part, earlier) = PartFile::open(&target, "u").unwrap();
         assert_eq!(earlier.unwrap().0, 4);
         assert_eq!(part.file.metadata().unwrap().len(), 4);
     }

@@ -31,9 +31,9 @@ fn read(layout: &Layout, path: &Path) -> io::Result<Content> {
     layout.read(path, |bytes| tier.take(bytes))
 }
 
-struct Place(std::path::PathBuf);
+struct CacheDir(std::path::PathBuf);
 
-impl Place {
+impl CacheDir {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("hermes-cache-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
@@ -41,7 +41,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CacheDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
@@ -49,13 +49,13 @@ impl Drop for Place {
 
 #[test]
 fn an_object_is_read_as_it_was_written() {
-    let place = Place::new("whole");
+    let place = CacheDir::new("whole");
     let (_, head) = written(&place.0);
     let (mut layout, key, found) = Layout::open(&place.0).unwrap();
     assert_eq!((&*key, &found.headers, &found.vary, found.times), ("key", &head.headers, &head.vary, head.times));
     assert_eq!((found.status, found.version, found.shared), (head.status, head.version, head.shared));
     let content = read(&layout, &place.0).unwrap();
-    assert_eq!(content.shape(), Shape { total: 400_000, runs: vec![10..200_010, 300_000..300_007] });
+    assert_eq!(content.shape(), StoredRanges { total: 400_000, runs: vec![10..200_010, 300_000..300_007] });
     for at in [10, 70_000, 200_009, 300_006] {
         let start = if at < 300_000 { 10 } else { 300_000 };
         assert_eq!(content.slice(at).unwrap()[0], (at - start) as u8, "{at}");
@@ -73,7 +73,7 @@ fn an_object_is_read_as_it_was_written() {
 
 #[test]
 fn what_was_cut_or_changed_is_noticed() {
-    let place = Place::new("broken");
+    let place = CacheDir::new("broken");
     let (layout, _) = written(&place.0);
     let whole = std::fs::read(&place.0).unwrap();
     for length in [0, 7, FIXED, layout.area, whole.len() - 1] {

@@ -1,4 +1,4 @@
-//! `hermes authority`: the overlay's CA, and its rotation without an outage.
+//! `hermes ca`: the overlay's CA, and its rotation without an outage.
 //!
 //! In: requests of the overlay's operator; for an imported CA, its certificates and key. Out: the trusted CAs, the
 //! signing CA, and the progress of each node.
@@ -22,13 +22,13 @@ use crate::operator::{Options, block_on};
 /// soon as all connected nodes trust it, the new CA signs and nodes renew their certificates. `finish` ends the trust
 /// in the old CA.
 #[derive(Debug, Parser)]
-pub(super) struct Authority {
+pub(super) struct Ca {
     #[command(subcommand)]
-    verb: Verb,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Verb {
+enum Command {
     /// Show the trusted CAs, the signing CA and the progress of each node
     Show(Options),
     /// Start a rotation to a new CA
@@ -41,7 +41,7 @@ enum Verb {
     Cancel(Options),
 }
 
-/// Arguments of `hermes authority import`.
+/// Arguments of `hermes ca import`.
 #[derive(Debug, Args)]
 struct Import {
     /// Read the CA certificate from this file, followed by its chain up to the root that nodes will trust (PEM)
@@ -54,7 +54,7 @@ struct Import {
     options: Options,
 }
 
-/// Arguments of `hermes authority finish`.
+/// Arguments of `hermes ca finish`.
 #[derive(Debug, Args)]
 struct Finish {
     /// Finish even if nodes have not renewed yet. Other nodes reject such a node until it reconnects to a controller,
@@ -65,24 +65,24 @@ struct Finish {
     options: Options,
 }
 
-impl Authority {
+impl Ca {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         const PATH: &str = "/v1/authority";
-        let (method, path, body, options) = match self.verb {
-            Verb::Show(options) => (Method::GET, PATH, Vec::new(), options),
-            Verb::Rotate(options) => (Method::POST, PATH, Vec::new(), options),
-            Verb::Import(Import { certificate, key, options }) => {
+        let (method, path, body, options) = match self.command {
+            Command::Show(options) => (Method::GET, PATH, Vec::new(), options),
+            Command::Rotate(options) => (Method::POST, PATH, Vec::new(), options),
+            Command::Import(Import { certificate, key, options }) => {
                 let text = |file| document::text(file).with_context(|| "cannot import the CA");
                 let asked = json!({ "certificates": text(&certificate)?, "key": text(&key)? });
                 (Method::POST, PATH, asked.to_string().into_bytes(), options)
             }
-            Verb::Finish(Finish { force: false, options }) => {
+            Command::Finish(Finish { force: false, options }) => {
                 (Method::POST, "/v1/authority/finish", Vec::new(), options)
             }
-            Verb::Finish(Finish { force: true, options }) => {
+            Command::Finish(Finish { force: true, options }) => {
                 (Method::POST, "/v1/authority/finish?force=true", Vec::new(), options)
             }
-            Verb::Cancel(options) => (Method::DELETE, PATH, Vec::new(), options),
+            Command::Cancel(options) => (Method::DELETE, PATH, Vec::new(), options),
         };
         let Options { json, access } = options;
         let answer = block_on(access.get(method, path, body))?;
@@ -124,18 +124,18 @@ fn told(answer: &Value) -> String {
         let _ = writeln!(text, "node {} {state}", node["name"].as_str().unwrap_or_default());
     }
     text += match (stage, lacking) {
-        ("leaving", 0) => "all are there: `hermes authority finish` ends the trust in the old one\n",
-        ("leaving", _) => "`hermes authority finish` ends the trust in the old one, when all are there\n",
+        ("leaving", 0) => "all are there: `hermes ca finish` ends the trust in the old one\n",
+        ("leaving", _) => "`hermes ca finish` ends the trust in the old one, when all are there\n",
         _ => "it signs as soon as all nodes that are connected trust it\n",
     };
     text
 }
 
 /// The last second that a certificate can express.
-const LAST: u64 = 253_402_300_799;
+const MAX_UNIX_TIME: u64 = 253_402_300_799;
 
 /// Formats a Unix time as a date.
 pub(super) fn date(second: &Value) -> String {
-    let second = second.as_u64().unwrap_or_default().min(LAST);
+    let second = second.as_u64().unwrap_or_default().min(MAX_UNIX_TIME);
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second))
 }

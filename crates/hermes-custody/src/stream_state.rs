@@ -15,20 +15,20 @@ mod tests;
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use hermes_wire::custody::Behind;
+use hermes_wire::custody::AckReason;
 use hermes_wire::varint;
 
-/// Chunks of at most `SMALL` bytes are merged once there are more than `FEW` chunks, because each chunk costs more than
+/// Chunks of at most `MERGE_BELOW_BYTES` bytes are merged once there are more than `MERGE_ABOVE_CHUNKS` chunks, because each chunk costs more than
 /// its bytes.
-const FEW: usize = 8;
-const SMALL: usize = 4 << 10;
+const MERGE_ABOVE_CHUNKS: usize = 8;
+const MERGE_BELOW_BYTES: usize = 4 << 10;
 
 /// Maximum data of one record.
 pub(crate) const RECORD: u64 = 16 << 10;
 
 /// The progress of one direction of an exchange.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Upto {
+pub struct Progress {
     /// Bytes received so far.
     pub offset: u64,
     /// The last byte is among them.
@@ -61,6 +61,43 @@ enum Head {
     Settled { length: u64, theirs: u64 },
 }
 
+/// The acknowledgements that the previous node has received over the present channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AckState {
+    /// None was sent.
+    Unsent,
+    /// One is due even if it acknowledges nothing: the previous node learns from it whether the exchange is known.
+    Due,
+    /// The last one, in the previous node's count.
+    Sent(Progress),
+}
+
+/// The recovery of bytes that were dropped on arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gap {
+    /// No bytes are missing.
+    Closed,
+    /// Bytes arrived without room for them, or after such bytes. The previous node must send them again.
+    Lost,
+    /// As `Lost`, and the previous node has heard that there is no room.
+    Refused,
+    /// The previous node was asked to send again from this offset.
+    Requested(u64),
+}
+
+impl Gap {
+    fn is_open(self) -> bool {
+        matches!(self, Self::Lost | Self::Refused)
+    }
+
+    /// Bytes were lost. A refusal that the previous node has heard still counts.
+    fn open(&mut self) {
+        if !self.is_open() {
+            *self = Self::Lost;
+        }
+    }
+}
+
 /// The next item to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -72,27 +109,19 @@ pub(crate) enum Next {
 
 /// The state of one direction of an exchange.
 #[derive(Debug)]
-pub(crate) struct Half {
+pub(crate) struct StreamState {
     /// Bytes that the next node has not acknowledged, from `base` on.
     kept: VecDeque<Chunk>,
     base: u64,
     in_memory: u64,
     head: Head,
     /// Bytes received.
-    have: Upto,
+    have: Progress,
     /// Bytes that are durable.
-    safe: Upto,
-    /// The last acknowledgement sent over the present channel, in the previous node's count.
-    told: Option<Upto>,
-    /// An acknowledgement must be sent even if it acknowledges nothing: the previous node learns from it whether the
-    /// exchange is known.
-    greets: bool,
-    /// Bytes arrived without room for them, or after such bytes; the previous node must send them again.
-    lacks: bool,
-    /// The previous node has heard that there is no room.
-    told_no_room: bool,
-    /// The offset of the last request to send again.
-    asked_again: Option<u64>,
+    safe: Progress,
+    /// The acknowledgements over the present channel.
+    ack: AckState,
+    gap: Gap,
     /// The next node may hold more than this process has, and has not reported its offset yet.
     is_behind: bool,
     /// Until this offset is durable, only durable bytes are sent. If this node restarts, it must not send another head.
@@ -102,16 +131,16 @@ pub(crate) struct Half {
     /// Number of pieces on disk, from `floor` on.
     pieces: u64,
     /// Bytes sent over the present channel.
-    sent: Upto,
+    sent: Progress,
     /// Bytes that the next node has acknowledged.
-    held: Upto,
+    held: Progress,
     /// The next node has no room, and will report when it has.
     waits: bool,
     /// Length of the requested read from disk.
     loading: u64,
 }
 
-impl Default for Half {
+impl Default for StreamState {
     /// A stream whose bytes pass unchanged.
     fn default() -> Self {
         Self {
@@ -119,27 +148,24 @@ impl Default for Half {
             base: 0,
             in_memory: 0,
             head: Head::Settled { length: 0, theirs: 0 },
-            have: Upto::default(),
-            safe: Upto::default(),
-            told: None,
-            greets: false,
-            lacks: false,
-            told_no_room: false,
-            asked_again: None,
+            have: Progress::default(),
+            safe: Progress::default(),
+            ack: AckState::Unsent,
+            gap: Gap::Closed,
             is_behind: false,
             first: 0,
             floor: 0,
             pieces: 0,
-            sent: Upto::default(),
-            held: Upto::default(),
+            sent: Progress::default(),
+            held: Progress::default(),
             waits: false,
             loading: 0,
         }
     }
 }
 
-impl Half {
-    /// Creates a stream whose head is replaced later, by [`Half::settle`].
+impl StreamState {
+    /// Creates a stream whose head is replaced later, by [`StreamState::settle`].
     pub(crate) fn awaiting_head() -> Self {
         Self { head: Head::Awaited, ..Self::default() }
     }
@@ -177,7 +203,9 @@ impl Half {
         }
         let Some(known) = self.have.offset.checked_sub(offset) else {
             // Bytes in flight after the lost ones arrive as well; they are requested only once.
-            self.lacks |= !self.is_behind && self.asked_again != Some(self.have.offset);
+            if !self.is_behind && self.gap != Gap::Requested(self.have.offset) {
+                self.gap.open();
+            }
             return None;
         };
         let known = usize::try_from(known).unwrap_or(usize::MAX);
@@ -186,7 +214,7 @@ impl Half {
         }
         let new = bytes.split_off(known);
         let at = self.have.offset;
-        self.have = Upto { offset: at + new.len() as u64, is_whole: is_last };
+        self.have = Progress { offset: at + new.len() as u64, is_whole: is_last };
         self.pieces += 1;
         self.keep(new.clone());
         Some((at, new))
@@ -197,15 +225,15 @@ impl Half {
             return;
         }
         self.in_memory += bytes.len() as u64;
-        if bytes.len() <= SMALL {
+        if bytes.len() <= MERGE_BELOW_BYTES {
             // A slice of a large buffer would keep the whole buffer alive.
             bytes = Bytes::copy_from_slice(&bytes);
         }
         // Merging chunks of similar size copies each byte only a few times.
-        while self.kept.len() >= FEW
+        while self.kept.len() >= MERGE_ABOVE_CHUNKS
             && let Some(Chunk::Here(last)) = self.kept.back()
             && last.len() <= 2 * bytes.len()
-            && last.len() + bytes.len() <= SMALL
+            && last.len() + bytes.len() <= MERGE_BELOW_BYTES
         {
             bytes = [&last[..], &bytes].concat().into();
             self.kept.pop_back();
@@ -239,80 +267,84 @@ impl Half {
     }
 
     /// Sends only durable bytes from now on, so that a restarted node knows every byte that it sent.
-    pub(crate) fn send_what_is_safe(&mut self) {
+    pub(crate) fn send_durable_only(&mut self) {
         self.first = u64::MAX;
     }
 
     /// Records that bytes up to this offset are durable.
-    pub(crate) fn set_safe(&mut self, upto: Upto) {
+    pub(crate) fn set_safe(&mut self, upto: Progress) {
         if upto.offset >= self.safe.offset && upto.offset <= self.have.offset {
-            self.safe = Upto { is_whole: upto.is_whole && self.have == upto, ..upto };
+            self.safe = Progress { is_whole: upto.is_whole && self.have == upto, ..upto };
         }
     }
 
     /// Records that bytes arrived for which there was no room.
     pub(crate) fn refuse(&mut self) {
-        self.lacks = true;
-        self.asked_again = None;
+        self.gap.open();
     }
 
     /// Whether refused bytes must be requested again once there is room.
-    pub(crate) fn is_lacking(&self) -> bool {
-        self.lacks
+    pub(crate) fn has_gap(&self) -> bool {
+        self.gap.is_open()
     }
 
     /// Returns the next acknowledgement for the previous node, if it has not heard it yet, and whether the node must
     /// send the following bytes again. `is_read_again`: bytes that were read may be read again after a restart, so that
     /// only durable bytes count as stored.
-    pub(crate) fn news(&mut self, has_room: bool, is_read_again: bool) -> Option<(Upto, Behind)> {
-        let (said, behind) = self.to_say(has_room, is_read_again)?;
-        self.told_no_room |= behind == Behind::NoRoom;
-        if behind == Behind::Again {
-            (self.lacks, self.told_no_room) = (false, false);
-            self.asked_again = Some(self.have.offset);
+    pub(crate) fn news(&mut self, has_room: bool, is_read_again: bool) -> Option<(Progress, AckReason)> {
+        let (acknowledged, reason) = self.next_ack(has_room, is_read_again)?;
+        match reason {
+            AckReason::NoRoom => self.gap = Gap::Refused,
+            AckReason::Again => self.gap = Gap::Requested(self.have.offset),
+            AckReason::Taken => {}
         }
-        self.told = Some(said);
-        self.greets = false;
-        Some((said, behind))
+        self.ack = AckState::Sent(acknowledged);
+        Some((acknowledged, reason))
     }
 
-    /// Whether [`Half::news`] would return an acknowledgement.
+    /// Whether [`StreamState::news`] would return an acknowledgement.
     pub(crate) fn has_news(&self, has_room: bool, is_read_again: bool) -> bool {
-        self.to_say(has_room, is_read_again).is_some()
+        self.next_ack(has_room, is_read_again).is_some()
     }
 
-    fn to_say(&self, has_room: bool, is_read_again: bool) -> Option<(Upto, Behind)> {
+    fn next_ack(&self, has_room: bool, is_read_again: bool) -> Option<(Progress, AckReason)> {
         let Head::Settled { length, theirs } = self.head else {
             // A refused sender begins again at offset zero.
-            let behind = match (self.lacks, has_room) {
-                (true, true) => Behind::Again,
-                (true, false) if !self.told_no_room => Behind::NoRoom,
-                _ => Behind::Taken,
+            let reason = match (self.gap, has_room) {
+                (Gap::Lost | Gap::Refused, true) => AckReason::Again,
+                (Gap::Lost, false) => AckReason::NoRoom,
+                _ => AckReason::Taken,
             };
-            return (self.greets || behind != Behind::Taken).then_some((Upto::default(), behind));
+            let is_due = self.ack == AckState::Due || reason != AckReason::Taken;
+            return is_due.then_some((Progress::default(), reason));
         };
         // Bytes that the next node has acknowledged count as durable.
         let is_held = !is_read_again && (self.held.offset > self.safe.offset || self.held.is_whole);
         let safe = if is_held { self.held } else { self.safe };
         // An impossible offset from a neighbour is not passed on.
         let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs.saturating_add(behind).min(varint::MAX));
-        let said = Upto { offset, is_whole: safe.is_whole };
-        if self.lacks && has_room && safe.offset == self.have.offset && !self.is_behind {
-            return Some((said, Behind::Again));
+        let acknowledged = Progress { offset, is_whole: safe.is_whole };
+        if self.gap.is_open() && has_room && safe.offset == self.have.offset && !self.is_behind {
+            return Some((acknowledged, AckReason::Again));
         }
-        if self.lacks && !has_room && !self.told_no_room {
+        if self.gap == Gap::Lost && !has_room {
             // The previous node must not count the lost bytes as in flight.
-            return Some((said, Behind::NoRoom));
+            return Some((acknowledged, AckReason::NoRoom));
         }
-        // An acknowledgement of nothing is no news.
-        (self.greets || said != self.told.unwrap_or_default()).then_some((said, Behind::Taken))
+        let is_due = match self.ack {
+            AckState::Due => true,
+            // An acknowledgement of nothing is not sent.
+            AckState::Unsent => acknowledged != Progress::default(),
+            AckState::Sent(last) => acknowledged != last,
+        };
+        is_due.then_some((acknowledged, AckReason::Taken))
     }
 
     /// Handles an acknowledgement: acknowledged bytes are dropped here, all others may be sent again.
-    pub(crate) fn set_held(&mut self, upto: Upto) {
+    pub(crate) fn set_held(&mut self, upto: Progress) {
         if std::mem::take(&mut self.is_behind) {
             // Bytes after a gap were dropped meanwhile.
-            self.lacks = !self.have.is_whole;
+            self.reset_gap();
         }
         if upto.offset < self.held.offset || self.held.is_whole {
             return;
@@ -321,19 +353,29 @@ impl Half {
             // This node lost bytes that the next node received earlier; nobody needs them any longer.
             self.have.offset = upto.offset;
             self.have.is_whole |= upto.is_whole;
-            self.sent = Upto { offset: upto.offset, is_whole: false };
+            self.sent = Progress { offset: upto.offset, is_whole: false };
             self.safe.offset = upto.offset;
             self.kept.clear();
             self.in_memory = 0;
             self.base = upto.offset;
             // Bytes after the gap were dropped, and their sender does not know that.
-            (self.lacks, self.asked_again) = (!self.have.is_whole, None);
+            self.reset_gap();
         }
-        self.held = Upto { is_whole: upto.is_whole && self.have.is_whole && upto.offset == self.have.offset, ..upto };
+        self.held =
+            Progress { is_whole: upto.is_whole && self.have.is_whole && upto.offset == self.have.offset, ..upto };
         if self.sent.offset < upto.offset || self.held.is_whole {
             self.sent = self.held;
         }
         self.release();
+    }
+
+    /// Opens the gap, unless all bytes have arrived.
+    fn reset_gap(&mut self) {
+        if self.have.is_whole {
+            self.gap = Gap::Closed;
+        } else {
+            self.gap.open();
+        }
     }
 
     fn release(&mut self) {
@@ -377,14 +419,19 @@ impl Half {
     }
 
     /// Prepares for a new channel to the previous node.
-    pub(crate) fn forget_told(&mut self) {
-        (self.told, self.told_no_room) = (None, false);
+    pub(crate) fn forget_acks(&mut self) {
+        if matches!(self.ack, AckState::Sent(_)) {
+            self.ack = AckState::Unsent;
+        }
+        if self.gap == Gap::Refused {
+            self.gap = Gap::Lost;
+        }
     }
 
-    /// Like [`Half::forget_told`], and sends an acknowledgement in any case.
+    /// Like [`StreamState::forget_acks`], and sends an acknowledgement in any case.
     pub(crate) fn greet(&mut self) {
-        self.forget_told();
-        self.greets = true;
+        self.forget_acks();
+        self.ack = AckState::Due;
     }
 
     /// The next bytes for the next node, at most `most`.
@@ -426,7 +473,7 @@ impl Half {
     }
 
     /// The offset up to which bytes may be sent.
-    fn limit(&self) -> Upto {
+    fn limit(&self) -> Progress {
         // A stream of one record arrives completely or not at all. The next node cannot receive a part of it that would
         // differ after a restart.
         let is_one = self.have.is_whole && self.base == 0 && self.kept.len() == 1 && self.have.offset <= RECORD;
@@ -454,11 +501,11 @@ impl Half {
         self.sent.offset
     }
 
-    pub(crate) fn have(&self) -> Upto {
+    pub(crate) fn have(&self) -> Progress {
         self.have
     }
 
-    pub(crate) fn held(&self) -> Upto {
+    pub(crate) fn held(&self) -> Progress {
         self.held
     }
 

@@ -16,10 +16,10 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
 use crate::client::RESPONSE_TIMEOUT;
-use crate::place::Place;
+use crate::namespace::Namespace;
 
 /// The rate of a fast typist with key repeat.
-const EVERY: Duration = Duration::from_millis(20);
+const BYTE_INTERVAL: Duration = Duration::from_millis(20);
 /// The port of the shell: ssh's.
 pub(super) const PORT: u16 = 22;
 /// The connection limit of the echo server; only the demo connects.
@@ -40,7 +40,7 @@ pub(super) struct Typed {
 ///
 /// # Errors
 /// The port is in use.
-pub(super) fn echo(place: &Place) -> anyhow::Result<JoinSet<()>> {
+pub(super) fn echo(place: &Namespace) -> anyhow::Result<JoinSet<()>> {
     let listener = place.listen((Ipv4Addr::UNSPECIFIED, PORT).into())?;
     let mut tasks = JoinSet::new();
     tasks.spawn(accept(listener));
@@ -68,17 +68,17 @@ async fn give_back(mut stream: TcpStream) {
 }
 
 /// A client that types until it is stopped.
-pub(super) struct Typist {
+pub(super) struct ShellSession {
     stop: oneshot::Sender<()>,
     typing: JoinSet<anyhow::Result<Typed>>,
 }
 
-impl Typist {
+impl ShellSession {
     /// Connects and starts to type.
     ///
     /// # Errors
     /// The connection fails.
-    pub(super) async fn begin(place: &Place, shell: SocketAddr) -> anyhow::Result<Self> {
+    pub(super) async fn begin(place: &Namespace, shell: SocketAddr) -> anyhow::Result<Self> {
         let stream = timeout(RESPONSE_TIMEOUT, place.tcp()?.connect(shell)).await;
         let stream = stream.context("no answer")?.with_context(|| format!("cannot connect to {shell}"))?;
         let (stop, stopped) = oneshot::channel();
@@ -101,7 +101,7 @@ impl Typist {
 
 async fn type_on(stream: TcpStream, mut stopped: oneshot::Receiver<()>) -> anyhow::Result<Typed> {
     let (mut read, mut write) = stream.into_split();
-    let mut ticks = tokio::time::interval(EVERY);
+    let mut ticks = tokio::time::interval(BYTE_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut sent, mut waits) = (Vec::new(), Vec::new());
     let mut ending = false;

@@ -22,7 +22,7 @@ type Port = (&'static str, u16);
 
 /// The requirements of a pod.
 #[derive(PartialEq)]
-pub(super) struct Shape {
+pub(super) struct PodRequirements {
     /// Ports that peers connect to, each with the port number that peers know.
     ports: BTreeMap<Port, u16>,
     /// The node creates TUN devices.
@@ -35,7 +35,7 @@ pub(super) struct Shape {
     pub(super) grace: Duration,
 }
 
-impl Shape {
+impl PodRequirements {
     /// The shape of a controller.
     pub(super) fn listens_at(port: u16) -> Self {
         Self {

@@ -18,8 +18,8 @@ use super::Options;
 use super::lab::{Lab, Machine};
 use super::nodes::{HOME, Lookout, Nodes, OFFICE};
 use super::ping::{Echo, Pinger};
-use super::typing::{self, Typed, Typist};
-use crate::place::Place;
+use super::shell_session::{self, ShellSession, Typed};
+use crate::namespace::Namespace;
 use crate::terminal::{Progress, grouped};
 
 /// Limit for the first replies: nine nodes open their tunnels one after the other.
@@ -143,7 +143,7 @@ impl<'a> Stage<'a> {
             ensure!(Instant::now() < until, "{user} has no reply from {address} after {FIRST_REPLY_TIMEOUT:?}");
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        let shells = [typing::echo(&lab.alice_pl)?, typing::echo(&lab.alice_us)?];
+        let shells = [shell_session::echo(&lab.alice_pl)?, shell_session::echo(&lab.alice_us)?];
         let begun = Instant::now();
         let now = (Phase::A, Machine::AlicePl);
         let (windows, changes, typed) = (Vec::new(), Vec::new(), Vec::new());
@@ -152,7 +152,7 @@ impl<'a> Stage<'a> {
 
     async fn run(&mut self, run: usize, options: &Options, goes_back: bool) -> anyhow::Result<()> {
         let said = |what: &str| if options.runs > 1 { format!("run {}: {what}", run + 1) } else { what.to_owned() };
-        let typist = Typist::begin(&self.lab.alice, SocketAddr::from((HOME, typing::PORT))).await?;
+        let typist = ShellSession::begin(&self.lab.alice, SocketAddr::from((HOME, shell_session::PORT))).await?;
         self.dwell(&said("(a) ingress and server in Poland"), options.phase).await;
         let next = (Phase::B, Machine::AlicePl);
         self.change((run, 1), &self.lab.ingress_us, next, |nodes| nodes.send_alice_to("ingress-us")).await?;
@@ -191,7 +191,7 @@ impl<'a> Stage<'a> {
     async fn change(
         &mut self,
         (run, step): (usize, usize),
-        new_hop: &Place,
+        new_hop: &Namespace,
         next: (Phase, Machine),
         save: impl FnOnce(&Nodes) -> anyhow::Result<Instant>,
     ) -> anyhow::Result<()> {

@@ -44,13 +44,13 @@ pub(crate) fn directory(prefix: &str, wanted: Option<&Path>) -> anyhow::Result<(
 
 /// A namespace with one address; dropping it removes the namespace.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Namespace {
     name: String,
     /// The namespace's address in the lab network.
     pub(crate) address: Ipv4Addr,
 }
 
-impl Place {
+impl Namespace {
     /// Creates a namespace. `prefix` identifies the demo, `number` the network within a process; the demo's pid between
     /// them identifies the owner.
     ///
@@ -187,7 +187,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Namespace {
     fn drop(&mut self) {
         let _ = feed(Command::new("ip").args(["netns", "del", &self.name]), "");
     }

@@ -13,7 +13,7 @@ pub(super) const SIZES: [u64; 4] = [45 << 10, 500 << 10, 1 << 20, 5 << 20];
 /// The path of a download and its protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Way {
+pub(crate) enum Variant {
     /// TCP from end to end, forwarded as IP packets.
     Direct,
     /// One Envoy for each node, hop by hop over TLS, with retries, as in the papers.
@@ -37,7 +37,7 @@ pub(super) struct Published {
     pub(super) arrived: f64,
 }
 
-impl Way {
+impl Variant {
     /// All ways, in the order of the table.
     pub(crate) const ALL: [Self; 6] =
         [Self::Direct, Self::Envoy, Self::EnvoyTuned, Self::Hermes, Self::HermesCache, Self::HermesConnect];
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn the_papers_figures_are_found_by_their_sizes() {
         for size in SIZES {
-            assert!(Way::Hermes.published(size, false).is_some());
+            assert!(Variant::Hermes.published(size, false).is_some());
         }
         assert!(ndn(SIZES[0]).is_some() && ndn(SIZES[1]).is_some() && ndn(SIZES[2]).is_none());
     }

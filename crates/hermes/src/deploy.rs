@@ -14,7 +14,7 @@ use hermes_controller::digest::sha256;
 use crate::kubernetes;
 
 /// The program of this process.
-const OWN: &str = "/proc/self/exe";
+const OWN_EXECUTABLE: &str = "/proc/self/exe";
 /// Shell code that sets `pid` to the process of the node in `$dir`. It stays empty if another process now has that
 /// pid.
 const FIND: &str = "pid=$(cat \"$dir/pid\" 2>/dev/null) && tr '\\0' ' ' <\"/proc/$pid/cmdline\" 2>/dev/null \
@@ -169,7 +169,7 @@ impl Machine {
         if let Self::Process { .. } = self {
             return Ok(std::env::current_exe()?.to_string_lossy().into_owned());
         }
-        let program = std::fs::read(OWN)?;
+        let program = std::fs::read(OWN_EXECUTABLE)?;
         let hash: String = sha256(&program).iter().map(|byte| format!("{byte:02x}")).collect();
         let file = format!("{directory}/hermes");
         let ask = format!("sha256sum {} 2>/dev/null | cut -c1-64", quoted(&file));

@@ -13,13 +13,13 @@ use super::Protocol;
 use super::envoy;
 use super::lab::{LINKS, Lab, NAME, NODES};
 use super::nodes::{self, ADMIN, APPS, name};
-use super::way::Way;
+use super::variant::Variant;
 use crate::ca::{Authority, Proof};
 use crate::client::Client;
 use crate::content::content;
+use crate::namespace::Namespace;
 use crate::origins::ServerTls;
 use crate::overlay::{READY, start_node, wait_ready};
-use crate::place::Place;
 use crate::program::{self, Program};
 
 const OVERLAY: &str = "unstable";
@@ -62,9 +62,9 @@ impl Setting {
     }
 
     /// The reason why a way cannot run on this machine; `None` if it can.
-    pub(super) fn lacks(&self, way: Way) -> Option<String> {
+    pub(super) fn lacks(&self, way: Variant) -> Option<String> {
         let envoy = self.envoy.as_ref().err().filter(|_| way.is_envoy()).cloned();
-        let has_knob = way != Way::EnvoyTuned || envoy::has_knob();
+        let has_knob = way != Variant::EnvoyTuned || envoy::has_knob();
         let old = "this kernel has no net.ipv4.tcp_rto_max_ms: it came with Linux 6.15";
         envoy.or_else(|| (!has_knob).then(|| old.to_owned()))
     }
@@ -93,8 +93,8 @@ pub(super) struct Trace {
 }
 
 /// A way that is ready for downloads.
-pub(super) struct Chain {
-    pub(super) way: Way,
+pub(super) struct TestPath {
+    pub(super) way: Variant,
     programs: Vec<Program>,
     pub(super) lab: Lab,
     directory: PathBuf,
@@ -102,14 +102,14 @@ pub(super) struct Chain {
     asked: u64,
 }
 
-impl Chain {
+impl TestPath {
     /// Creates the network and starts its programs. `number` distinguishes the chains of one process.
     ///
     /// # Errors
     /// Returns iproute2's error, or the error of a node that does not start.
     pub(super) async fn start(
         setting: &Setting,
-        way: Way,
+        way: Variant,
         number: usize,
         conditions: impl Fn(usize) -> Conditions,
     ) -> anyhow::Result<Self> {
@@ -132,7 +132,7 @@ impl Chain {
         let config = self.directory.join(format!("{name}.yaml"));
         let program = match &setting.envoy {
             Ok(binary) if self.way.is_envoy() => {
-                if self.way == Way::EnvoyTuned {
+                if self.way == Variant::EnvoyTuned {
                     place.sysctl(envoy::KNOB, envoy::TUNED)?;
                 }
                 let document = envoy::document(node, OVERLAY, &setting.directory);
@@ -142,7 +142,7 @@ impl Chain {
                 Program::start(&name, &self.directory.join(format!("{name}.log")), &command)?
             }
             _ if self.way.is_hermes() => {
-                let has_cache = self.way == Way::HermesCache;
+                let has_cache = self.way == Variant::HermesCache;
                 std::fs::write(&config, nodes::document(node, setting.protocol, has_cache))?;
                 start_node(&self.directory, &name, &config, &place.prefix())?
             }
@@ -197,8 +197,8 @@ impl Chain {
         let direct = format!("http://{}{path}", self.lab.server());
         let (plain, secure) = (format!("http://{NAME}{path}"), format!("https://{NAME}{path}"));
         let words: Vec<&str> = match self.way {
-            Way::Direct => vec!["--noproxy", "*", &direct],
-            Way::HermesConnect => vec!["--noproxy", "", "-x", &proxy, "--cacert", &ca, "--tlsv1.3", &secure],
+            Variant::Direct => vec!["--noproxy", "*", &direct],
+            Variant::HermesConnect => vec!["--noproxy", "", "-x", &proxy, "--cacert", &ca, "--tlsv1.3", &secure],
             _ => vec!["--noproxy", "", "-x", &proxy, &plain],
         };
         let (file, log) = (self.directory.join("download"), self.directory.join("curl.log"));
@@ -238,7 +238,7 @@ impl Chain {
     }
 }
 
-async fn dial(place: &Place) -> anyhow::Result<Client> {
+async fn dial(place: &Namespace) -> anyhow::Result<Client> {
     Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 

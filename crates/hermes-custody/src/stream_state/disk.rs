@@ -4,18 +4,18 @@
 
 use bytes::Bytes;
 
-use super::{Chunk, Half, Head, Upto};
+use super::{Chunk, Gap, Head, Progress, StreamState};
 
-impl Half {
-    /// Restores a head that replaced `theirs` bytes. [`Half::restore`] adds the pieces after it in ascending order. A
+impl StreamState {
+    /// Restores a head that replaced `theirs` bytes. [`StreamState::restore`] adds the pieces after it in ascending order. A
     /// piece after a gap shows that the next node had acknowledged everything before it.
     pub(crate) fn restore_head(&mut self, theirs: u64, length: u64) {
         self.head = Head::Settled { length, theirs };
-        self.restore(Upto { offset: 0, is_whole: false }, length);
+        self.restore(Progress { offset: 0, is_whole: false }, length);
     }
 
-    /// Restores a piece after [`Half::restore_head`].
-    pub(crate) fn restore(&mut self, at: Upto, length: u64) {
+    /// Restores a piece after [`StreamState::restore_head`].
+    pub(crate) fn restore(&mut self, at: Progress, length: u64) {
         if at.offset > self.have.offset {
             self.kept.clear();
             (self.base, self.floor) = (at.offset, at.offset);
@@ -28,9 +28,9 @@ impl Half {
             _ if new > 0 => self.kept.push_back(Chunk::Away(new)),
             _ => {}
         }
-        self.have = Upto { offset: end.max(self.have.offset), is_whole: at.is_whole || self.have.is_whole };
+        self.have = Progress { offset: end.max(self.have.offset), is_whole: at.is_whole || self.have.is_whole };
         self.safe = self.have;
-        self.sent = Upto { offset: self.base, is_whole: false };
+        self.sent = Progress { offset: self.base, is_whole: false };
         self.held = self.sent;
     }
 
@@ -38,7 +38,11 @@ impl Half {
     /// it reports its offset. A local endpoint holds nothing more, so that the rest is requested at once.
     pub(crate) fn resume(&mut self, is_next_here: bool) {
         self.is_behind = !is_next_here;
-        self.lacks = is_next_here && !self.have.is_whole;
+        if is_next_here {
+            self.reset_gap();
+        } else {
+            self.gap = Gap::Closed;
+        }
     }
 
     /// Bytes on disk that the next node has acknowledged. If `is_read_again` is false, unwritten ones count as well.
@@ -86,8 +90,8 @@ impl Half {
             self.kept.push_front(Chunk::Away(self.base));
             self.base = 0;
         }
-        self.held = Upto::default();
-        self.sent = Upto::default();
+        self.held = Progress::default();
+        self.sent = Progress::default();
         true
     }
 

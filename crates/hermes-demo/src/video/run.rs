@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::clip::Clip;
-use super::judge::{Complaints, Decoded, missed_by_ffmpeg};
+use super::comparison::{Complaints, Decoded, missed_by_ffmpeg};
 use super::lab::{Lab, Link};
 use super::nodes::{APPS, Nodes, Ports};
 use super::server::{self, Sent, Server};
@@ -27,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The path of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Way {
+pub(super) enum Variant {
     /// Through five nodes.
     Overlay,
     /// By RTP straight to the user.
@@ -37,7 +37,7 @@ pub(super) enum Way {
 /// The results of one stream.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Stream {
-    pub(super) way: Way,
+    pub(super) way: Variant,
     pub(super) seconds: u64,
     /// The distributor that forwarded both the request and the stream.
     pub(super) distributor: Option<&'static str>,
@@ -82,7 +82,7 @@ pub(super) struct Board {
 /// A stream that is expected.
 struct Expected {
     clip: Clip,
-    way: Way,
+    way: Variant,
     ports: Ports,
     /// The destination to which the video server sends the stream.
     to: SocketAddr,
@@ -118,15 +118,15 @@ async fn stream_all(
 ) -> anyhow::Result<Vec<Stream>> {
     let mut expected = Vec::new();
     for (index, clip) in clips.iter().enumerate() {
-        for way in [Way::Overlay, Way::Direct] {
+        for way in [Variant::Overlay, Variant::Direct] {
             expected.push(expect(lab, clip, way, Ports::of(index), directory).await?);
         }
     }
     for Expected { clip, way, ports, .. } in &expected {
         let stream = &streams[clips.iter().position(|other| other.name == clip.name).unwrap_or_default()];
         let (of, name) = match way {
-            Way::Overlay => (APPS, "VIDEO".to_owned()),
-            Way::Direct => {
+            Variant::Overlay => (APPS, "VIDEO".to_owned()),
+            Variant::Direct => {
                 ((lab.server.address, server::PORT).into(), format!("{}:{}", lab.server.address, server::PORT))
             }
         };
@@ -136,12 +136,12 @@ async fn stream_all(
     receive_all(expected, server, board).await
 }
 
-async fn expect(lab: &Lab, clip: &Clip, way: Way, ports: Ports, directory: &Path) -> anyhow::Result<Expected> {
+async fn expect(lab: &Lab, clip: &Clip, way: Variant, ports: Ports, directory: &Path) -> anyhow::Result<Expected> {
     let (name, listen, screen, to) = match way {
-        Way::Overlay => {
+        Variant::Overlay => {
             ("overlay", (Ipv4Addr::LOCALHOST, ports.delivery).into(), 2000, (Ipv4Addr::LOCALHOST, ports.rtp).into())
         }
-        Way::Direct => {
+        Variant::Direct => {
             let address: SocketAddr = (lab.user.address, ports.rtp).into();
             ("direct", address, 3000, address)
         }
@@ -182,7 +182,7 @@ impl Expected {
     /// The viewer's wait timed out.
     fn look(&mut self, board: &Board) -> anyhow::Result<()> {
         let (count, _) = self.viewer.tap.so_far();
-        let column = usize::from(self.way == Way::Direct);
+        let column = usize::from(self.way == Variant::Direct);
         board.packets[column].fetch_add(count.saturating_sub(self.shown), Ordering::Relaxed);
         self.shown = count;
         let patience = Duration::from_secs(self.clip.seconds) + VIEWER_EXTRA_TIME;
@@ -228,7 +228,7 @@ async fn judge(expected: Expected, sent: Sent) -> anyhow::Result<Stream> {
 async fn conclude(lab: &Lab, mut nodes: Nodes, clips: &[Clip], mut streams: Vec<Stream>) -> anyhow::Result<Round> {
     let dropped_by_nodes = nodes.dropped().await?;
     nodes.stop().await;
-    for stream in streams.iter_mut().filter(|stream| stream.way == Way::Overlay) {
+    for stream in streams.iter_mut().filter(|stream| stream.way == Variant::Overlay) {
         let index = clips.iter().position(|clip| clip.seconds == stream.seconds).unwrap_or_default();
         stream.distributor = Some(nodes.distributor(&clips[index], Ports::of(index))?);
     }

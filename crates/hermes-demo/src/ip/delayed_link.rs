@@ -17,16 +17,16 @@ use bytes::Bytes;
 use hermes_net::tun::{Device, IdleQueue, Queue, ReceiveBuffer};
 use tokio::sync::Notify;
 
-use crate::place::Place;
+use crate::namespace::Namespace;
 
 /// The usual MTU of the Internet.
 const MTU: u32 = 1500;
 /// Packets in flight in one direction: with 1,500 bytes each and 55 ms this is 1.8 Gbit/s.
-const UNDER_WAY: usize = 8192;
+const MAX_PACKETS_IN_FLIGHT: usize = 8192;
 
 /// Two namespaces far from each other.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(super) struct DelayedLink {
     ended: Arc<Notify>,
     dropped: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
@@ -35,12 +35,12 @@ pub(super) struct Wire {
 /// A packet, and its delivery time.
 type Packet = (Instant, Bytes);
 
-impl Wire {
+impl DelayedLink {
     /// Creates a wire. The devices have no addresses yet.
     ///
     /// # Errors
     /// No TUN device can be created.
-    pub(super) fn lay(a: (&Place, &str), b: (&Place, &str), one_way: Duration) -> anyhow::Result<Self> {
+    pub(super) fn lay(a: (&Namespace, &str), b: (&Namespace, &str), one_way: Duration) -> anyhow::Result<Self> {
         let ends = [end(a.0, a.1)?, end(b.0, b.1)?];
         let ended = Arc::new(Notify::new());
         let dropped = Arc::new(AtomicU64::new(0));
@@ -58,7 +58,7 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for DelayedLink {
     fn drop(&mut self) {
         self.ended.notify_one();
         if let Some(thread) = self.thread.take() {
@@ -67,7 +67,7 @@ impl Drop for Wire {
     }
 }
 
-fn end(place: &Place, device: &str) -> anyhow::Result<IdleQueue> {
+fn end(place: &Namespace, device: &str) -> anyhow::Result<IdleQueue> {
     let make =
         || Device::create(device, 1, MTU).map_err(|error| io::Error::other(format!("{error}. {}", error.remedy())));
     let (_, mut queues) = place.inside(make)?;
@@ -95,7 +95,7 @@ fn carry(
     let _ = tell.send(Ok(()));
     thread::scope(|scope| {
         let writer = |to: &Arc<Queue>| {
-            let (send, packets) = sync_channel(UNDER_WAY);
+            let (send, packets) = sync_channel(MAX_PACKETS_IN_FLIGHT);
             let (to, dropped) = (to.clone(), dropped.clone());
             scope.spawn(move || give_out(&to, &packets, &dropped));
             send

@@ -13,9 +13,9 @@ use hermes_lab::{Conditions, turns};
 use tokio::task::JoinSet;
 
 use super::Options;
-use super::chain::{Chain, Download, Setting, Trace};
 use super::lab::{LINKS, round};
-use super::way::{Way, said};
+use super::test_path::{Download, Setting, TestPath, Trace};
+use super::variant::{Variant, said};
 use crate::terminal::Progress;
 
 /// The client timeout for Hermes, which has never needed that long; a longer download indicates a bug.
@@ -34,7 +34,7 @@ pub(super) struct Try {
 /// A way and a size.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
-    pub(super) way: Way,
+    pub(super) way: Variant,
     pub(super) size: u64,
     /// The last download while all links were up. There are two; the first one opens connections.
     pub(super) steady: Option<Download>,
@@ -46,7 +46,7 @@ pub(super) struct Row {
 
 /// A download for the picture.
 pub(super) struct Drawn {
-    pub(super) way: Way,
+    pub(super) way: Variant,
     pub(super) size: u64,
     pub(super) tried: Try,
     pub(super) trace: Trace,
@@ -56,16 +56,16 @@ pub(super) struct Drawn {
 pub(super) struct Played {
     pub(super) rows: Vec<Row>,
     /// The ways that could not run, and the reasons.
-    pub(super) missing: Vec<(Way, String)>,
+    pub(super) missing: Vec<(Variant, String)>,
     pub(super) drawn: Vec<Drawn>,
 }
 
 /// The progress of each way, for the terminal.
 #[derive(Default)]
-struct Board(Mutex<BTreeMap<Way, String>>);
+struct Board(Mutex<BTreeMap<Variant, String>>);
 
 impl Board {
-    fn set(&self, way: Way, what: Option<String>) {
+    fn set(&self, way: Variant, what: Option<String>) {
         let mut board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match what {
             Some(what) => board.insert(way, what),
@@ -80,12 +80,12 @@ impl Board {
 }
 
 /// The number of downloads of each size on a way.
-fn tries(options: &Options, way: Way) -> u32 {
+fn tries(options: &Options, way: Variant) -> u32 {
     if way.is_hopeless() { options.hopeless_tries.min(options.tries) } else { options.tries }
 }
 
 /// The client timeout on a way.
-fn patience(options: &Options, way: Way) -> Duration {
+fn patience(options: &Options, way: Variant) -> Duration {
     if way.is_hermes() { HERMES_TIMEOUT } else { options.patience }
 }
 
@@ -96,14 +96,14 @@ fn phase(number: u32, of: u32) -> Duration {
 
 /// The estimated duration: that of the slowest way.
 pub(super) fn estimate(options: &Options) -> Duration {
-    let of = |way: Way| -> f64 {
+    let of = |way: Variant| -> f64 {
         let tries = tries(options, way);
         let one = |size: &u64| -> f64 {
             let all = (0..tries).map(|number| {
                 let limit = turns::limit(LINKS as u32, *size, way.round_trips(), phase(number, tries).as_secs_f64());
                 match way {
-                    Way::Direct | Way::Envoy => options.patience.as_secs_f64(),
-                    Way::EnvoyTuned => (2.0 * limit).min(options.patience.as_secs_f64()),
+                    Variant::Direct | Variant::Envoy => options.patience.as_secs_f64(),
+                    Variant::EnvoyTuned => (2.0 * limit).min(options.patience.as_secs_f64()),
                     _ => limit,
                 }
             });
@@ -121,7 +121,7 @@ pub(super) fn estimate(options: &Options) -> Duration {
 /// # Errors
 /// A network or a node of Hermes does not start.
 pub(super) async fn play(options: &Options, setting: &Setting, progress: &Progress) -> anyhow::Result<Played> {
-    let lacking = |way: &Way| setting.lacks(*way).map(|why| (*way, why));
+    let lacking = |way: &Variant| setting.lacks(*way).map(|why| (*way, why));
     let mut missing: Vec<_> = options.ways.iter().filter_map(lacking).collect();
     let mut ways: Vec<_> = options.ways.iter().copied().filter(|way| setting.lacks(*way).is_none()).collect();
     let board = Arc::new(Board::default());
@@ -155,15 +155,15 @@ pub(super) async fn play(options: &Options, setting: &Setting, progress: &Progre
 /// Starts a chain for each way, one after the other. An Envoy that does not start only removes its way.
 async fn start(
     setting: &Setting,
-    ways: &[Way],
+    ways: &[Variant],
     first: usize,
     conditions: impl Fn(usize) -> Conditions + Copy,
-    (progress, missing): (&Progress, &mut Vec<(Way, String)>),
-) -> anyhow::Result<Vec<Chain>> {
+    (progress, missing): (&Progress, &mut Vec<(Variant, String)>),
+) -> anyhow::Result<Vec<TestPath>> {
     let mut chains = Vec::new();
     for (number, way) in ways.iter().enumerate() {
         progress.step(&format!("four machines, three links: {}", way.name()));
-        match Chain::start(setting, *way, first + number, conditions).await {
+        match TestPath::start(setting, *way, first + number, conditions).await {
             Ok(chain) => chains.push(chain),
             Err(error) if way.is_envoy() => missing.push((*way, format!("{error:#}"))),
             Err(error) => return Err(error.context(way.name())),
@@ -196,7 +196,7 @@ async fn finish<T: 'static>(
     Ok(done)
 }
 
-async fn measure_steady(mut chain: Chain, sizes: Vec<u64>, board: Arc<Board>) -> anyhow::Result<Vec<Row>> {
+async fn measure_steady(mut chain: TestPath, sizes: Vec<u64>, board: Arc<Board>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for size in sizes {
         board.set(chain.way, Some(said(size)));
@@ -212,7 +212,7 @@ async fn measure_steady(mut chain: Chain, sizes: Vec<u64>, board: Arc<Board>) ->
 }
 
 async fn measure_turning(
-    mut chain: Chain,
+    mut chain: TestPath,
     mut rows: Vec<Row>,
     options: Options,
     board: Arc<Board>,
@@ -226,11 +226,11 @@ async fn measure_turning(
             let object = chain.fresh();
             let begin = phase(number, tries);
             let (tried, trace) = attempt(&mut chain, object, row.size, (begin, patience)).await?;
-            if number == 0 && row.size == options.drawn() && matches!(way, Way::Hermes | Way::EnvoyTuned) {
+            if number == 0 && row.size == options.drawn() && matches!(way, Variant::Hermes | Variant::EnvoyTuned) {
                 drawn.push(Drawn { way, size: row.size, tried: tried.clone(), trace });
             }
             row.first.push(tried);
-            if way == Way::HermesCache {
+            if way == Variant::HermesCache {
                 row.again.push(attempt(&mut chain, object, row.size, (begin, patience)).await?.0);
             }
         }
@@ -240,7 +240,7 @@ async fn measure_turning(
 }
 
 async fn attempt(
-    chain: &mut Chain,
+    chain: &mut TestPath,
     object: u64,
     size: u64,
     (begin, patience): (Duration, Duration),

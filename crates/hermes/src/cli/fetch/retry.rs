@@ -10,11 +10,11 @@ use http::{HeaderMap, HeaderName, Uri};
 use rand::Rng as _;
 use tokio::time::Instant;
 
-use super::client::{Client, Exchange, Piece, Trouble};
+use super::client::{AttemptError, Chunk, Client, Exchange};
 use super::digest::{self, Algorithm, Digests, Hashes};
-use super::download::{Ask, Download, End, Meaning, Take, Verdict};
+use super::download::{Download, End, Meaning, RangeRequest, Take, Verdict};
 use super::report::{Event, Report};
-use super::response::Answer;
+use super::response::ResponseHead;
 use super::sink::Sink;
 use super::{backoff, redirect};
 
@@ -26,7 +26,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 const MISMATCH: &str = "what came is not what its digest says";
 
 /// The state of one fetch.
-pub(super) struct Effort<'a> {
+pub(super) struct RetryLoop<'a> {
     pub(super) url: Uri,
     pub(super) client: &'a Client,
     pub(super) download: &'a mut Download,
@@ -36,7 +36,7 @@ pub(super) struct Effort<'a> {
 }
 
 /// The outcome of an attempt without a permanent error.
-enum Tried {
+enum AttemptOutcome {
     /// The object is complete.
     Whole,
     /// A range arrived as expected; more follows.
@@ -47,7 +47,7 @@ enum Tried {
     Later { why: String, after: Option<Duration> },
 }
 
-impl Effort<'_> {
+impl RetryLoop<'_> {
     /// Downloads the object, and returns its verified digests.
     ///
     /// # Errors
@@ -58,14 +58,14 @@ impl Effort<'_> {
             let held = self.download.held();
             let tried = self.attempt().await?;
             match tried {
-                Tried::Whole => {
+                AttemptOutcome::Whole => {
                     if let Some(found) = self.verify().await? {
                         return Ok(found);
                     }
                     continue;
                 }
-                Tried::More => {}
-                Tried::Anew(why) => {
+                AttemptOutcome::More => {}
+                AttemptOutcome::Anew(why) => {
                     self.report.event(&Event::Anew { why });
                     self.sink.restart()?;
                     // The first fruitless attempt is repeated at once. An origin that answers so each time gets a
@@ -78,7 +78,7 @@ impl Effort<'_> {
                     fruitless += 1;
                     continue;
                 }
-                Tried::Later { why, after } => {
+                AttemptOutcome::Later { why, after } => {
                     self.sink.settle(self.download.known())?;
                     fruitless = if self.download.held() > held { 0 } else { fruitless + 1 };
                     self.rest(fruitless, after, &why).await;
@@ -97,11 +97,11 @@ impl Effort<'_> {
     }
 
     /// Sends one request, follows redirects and handles the response.
-    async fn attempt(&mut self) -> anyhow::Result<Tried> {
+    async fn attempt(&mut self) -> anyhow::Result<AttemptOutcome> {
         let ask = self.download.ask();
         let from = match &ask {
-            Ask::Whole => 0,
-            Ask::From(first, _) => *first,
+            RangeRequest::Whole => 0,
+            RangeRequest::From(first, _) => *first,
         };
         self.report.event(&Event::Asks { from });
         let mut url = self.url.clone();
@@ -111,31 +111,31 @@ impl Effort<'_> {
                 Ok(exchange) => exchange,
                 Err(trouble) => return self.later(trouble),
             };
-            let answer = Answer::read(&exchange.head, SystemTime::now());
+            let answer = ResponseHead::read(&exchange.head, SystemTime::now());
             return Ok(match self.download.read(&ask, &answer) {
                 Meaning::Elsewhere(location) => {
                     url = redirect::resolve(&url, &location)?;
                     continue;
                 }
                 Meaning::Content(take) => self.take(&mut exchange, answer.status, &take).await?,
-                Meaning::Whole => Tried::Whole,
-                Meaning::Later { why, after } => Tried::Later { why, after },
-                Meaning::Anew(why) => Tried::Anew(why),
+                Meaning::Whole => AttemptOutcome::Whole,
+                Meaning::Later { why, after } => AttemptOutcome::Later { why, after },
+                Meaning::Anew(why) => AttemptOutcome::Anew(why),
                 Meaning::Never { why, remedy } => bail!("{why}; {remedy}"),
             });
         }
         bail!("redirected more than {MAX_REDIRECTS} times; look where that leads, and fetch the last URL itself");
     }
 
-    fn later(&mut self, trouble: Trouble) -> anyhow::Result<Tried> {
+    fn later(&mut self, trouble: AttemptError) -> anyhow::Result<AttemptOutcome> {
         match trouble {
-            Trouble::Passing { why, after } => Ok(Tried::Later { why, after }),
-            Trouble::Lasting { why, remedy } => bail!("{why}; {remedy}"),
+            AttemptError::Passing { why, after } => Ok(AttemptOutcome::Later { why, after }),
+            AttemptError::Lasting { why, remedy } => bail!("{why}; {remedy}"),
         }
     }
 
     /// Stores a response's content.
-    async fn take(&mut self, exchange: &mut Exchange, status: u16, take: &Take) -> anyhow::Result<Tried> {
+    async fn take(&mut self, exchange: &mut Exchange, status: u16, take: &Take) -> anyhow::Result<AttemptOutcome> {
         if let Some(why) = take.anew {
             self.report.event(&Event::Anew { why });
         }
@@ -156,12 +156,12 @@ impl Effort<'_> {
                 }
             };
             match piece {
-                Some(Piece::Data(data)) => {
+                Some(Chunk::Data(data)) => {
                     content.hashes.update(&data);
                     if !skipping.counts(data.len()) {
                         self.download.broke();
                         let why = "more came than was announced".to_owned();
-                        return Ok(Tried::Later { why, after: None });
+                        return Ok(AttemptOutcome::Later { why, after: None });
                     }
                     let new = skipping.pass(&data);
                     if skipping.is_over() && skipping.prefix.is_some() {
@@ -173,7 +173,7 @@ impl Effort<'_> {
                         self.counts();
                     }
                 }
-                Some(Piece::Trailers(trailers)) => content.trailers(&trailers),
+                Some(Chunk::Trailers(trailers)) => content.trailers(&trailers),
                 None => break,
             }
         }
@@ -191,11 +191,11 @@ impl Effort<'_> {
         match ended {
             Err(why) => {
                 self.download.broke();
-                Ok(Tried::Later { why, after: None })
+                Ok(AttemptOutcome::Later { why, after: None })
             }
             Ok(_) if !content.is_good() => self.mismatch(),
-            Ok(End::More) => Ok(Tried::More),
-            Ok(End::Whole) => Ok(Tried::Whole),
+            Ok(End::More) => Ok(AttemptOutcome::More),
+            Ok(End::Whole) => Ok(AttemptOutcome::Whole),
         }
     }
 
@@ -216,9 +216,9 @@ impl Effort<'_> {
         Ok(())
     }
 
-    fn mismatch(&mut self) -> anyhow::Result<Tried> {
+    fn mismatch(&mut self) -> anyhow::Result<AttemptOutcome> {
         match self.download.failed_digest() {
-            Verdict::Again => Ok(Tried::Anew(MISMATCH)),
+            Verdict::Again => Ok(AttemptOutcome::Anew(MISMATCH)),
             _ => self.refuse(),
         }
     }
