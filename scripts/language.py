@@ -202,7 +202,9 @@ def offences(texts):
             count = words(sentence)
             if count > MAX_WORDS:
                 yield "long", text, f"{count} words: {sentence}"
-            if re.match(HEADLESS + r"\b", sentence) and not sentence.endswith("?"):
+            # Messages start in lower case.
+            case = re.IGNORECASE if text.kind == "message" else 0
+            if re.match(HEADLESS + r"\b", sentence, case) and not sentence.endswith("?"):
                 yield "headless", text, sentence
             elif re.search(r"[;:] " + HEADLESS.lower() + r"\b", sentence):
                 yield "headless", text, sentence

@@ -112,7 +112,7 @@ impl Store {
             && let Err(error) = files.doubt(&mut held, &damaged)
         {
             // The segments stay unchanged, so that the next start detects the damage again.
-            tracing::error!(%error, "what a damaged journal of custody makes doubtful cannot be written");
+            tracing::error!(%error, "cannot record the exchanges that a damaged custody journal affects");
         }
         files.reserve();
         let gone = files.index.gone();
@@ -297,7 +297,7 @@ impl Files {
         if let Err(error) = &bytes
             && self.index.has(id)
         {
-            tracing::error!(%id, %error, "what is in custody cannot be read again");
+            tracing::error!(%id, %error, "cannot read the stored bytes of an exchange in custody");
         }
         match back {
             // The caller may have stopped waiting.

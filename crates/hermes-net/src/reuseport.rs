@@ -173,7 +173,7 @@ mod tests {
         let joining = [listen(address).unwrap(), listen(address).unwrap()];
         assert_eq!(owners(&group, others), expected);
         drop(joining);
-        assert!(owners(&group, own).is_empty(), "who has a socket of his own is heard there");
+        assert!(owners(&group, own).is_empty(), "a worker with its own socket does not share another one");
         for (socket, source) in held.iter().zip(own) {
             assert_eq!(socket.recv_from(&mut [0; 8]).unwrap().1, source.local_addr().unwrap());
         }

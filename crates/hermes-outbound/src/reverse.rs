@@ -496,7 +496,7 @@ mod tests {
         assert_eq!((uplink.number.get(), *uplink.group.wanted().borrow()), (Some(9), MAX_WANTED_CONNECTIONS));
         assert_eq!(given_up(answer.headers()).collect::<Vec<_>>(), [3, 5]);
         let (other, ()) = Request::new(()).into_parts();
-        assert!(uplink.answer(&other).is_none(), "whatever else comes is a session");
+        assert!(uplink.answer(&other).is_none(), "any other request is a session");
     }
 
     /// Otherwise the peer would notice only after a timeout, while its flows wait.

@@ -178,7 +178,7 @@ impl Node {
         node.watch_addresses();
         node.background.spawn(async {
             let Err(error) = tun::reconcile().await;
-            tracing::warn!(%error, "what others remove of a device's routes and rules is there again only with a reload");
+            tracing::warn!(%error, "cannot watch routes and rules of devices; only a reload restores what other programs remove");
         });
         node.adopt_orphans();
         Ok(node)

@@ -627,7 +627,7 @@ async fn obey(
         // If the document cannot be stored, the node runs it anyway and logs that the next start will not.
         standing.running = if document.is_empty() { Bytes::new() } else { sha256(&document) };
         if let Err(error) = home.keep(&home.document(), &document) {
-            tracing::error!("what runs is not what the next start will run: {error:#}");
+            tracing::error!("the running document differs from the stored one: {error:#}");
         }
     }
     Ok(())

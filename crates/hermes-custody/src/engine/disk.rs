@@ -49,7 +49,7 @@ impl Engine {
         if exchange.half(part).held().offset > offset {
             return self.load(id, part, offset, Bytes::new());
         }
-        self.fail(id, 500, "what was held of it cannot be read again");
+        self.fail(id, 500, "cannot read the stored bytes of the exchange");
     }
 
     /// Delivers bytes of a read.

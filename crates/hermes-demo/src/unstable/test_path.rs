@@ -222,7 +222,7 @@ impl TestPath {
         } else if status != 200 {
             Some(format!("answered with {status}"))
         } else if std::fs::read(&file).unwrap_or_default() != content(object, size as usize) {
-            Some("what came is not what the server sent".to_owned())
+            Some("the received bytes differ from the sent ones".to_owned())
         } else {
             None
         };

@@ -182,7 +182,7 @@ async fn read_head(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, is
                 reading.push(bytes.ok()?);
             }
             Err(error) => {
-                office.fail(id, 400, &format!("what came is no request: {error}"));
+                office.fail(id, 400, &format!("invalid request: {error}"));
                 return None;
             }
         }
@@ -194,13 +194,13 @@ async fn read_head(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, is
     let mut parts = match request(control, fields) {
         Ok(parts) => parts,
         Err(why) => {
-            office.fail(id, 400, &format!("what came is no request: {why}"));
+            office.fail(id, 400, &format!("invalid request: {why}"));
             return None;
         }
     };
     let length = settle_length(&mut parts.headers);
     if is_bare && length.is_some_and(|length| length > 0) {
-        office.fail(id, 400, "what came is no request: it is shorter than it says");
+        office.fail(id, 400, "invalid request: shorter than its declared length");
         return None;
     }
     let generation = worker.generation();

@@ -44,7 +44,7 @@ pub(super) async fn prove(
     let office = &worker.services.custody;
     let (mut at, mut reading, mut now) = (0, Reading::new(worker), Bytes::new());
     loop {
-        let piece = reading.next().map_err(|_| ReplayMismatch::Differs("what was kept of it is damaged"))?;
+        let piece = reading.next().map_err(|_| ReplayMismatch::Differs("the stored request is damaged"))?;
         match piece {
             Some(Piece::Head(control, fields)) => {
                 let status = matches!(control, Control::Response { status } if status == parts.status.as_u16());
@@ -74,7 +74,7 @@ pub(super) async fn prove(
             None if at < kept => {
                 let length = (kept - at).min(READ);
                 let bytes = office.read_back(id, Direction::Response, at, length).await;
-                reading.push(bytes.ok_or(ReplayMismatch::Differs("what was kept of it cannot be read again"))?);
+                reading.push(bytes.ok_or(ReplayMismatch::Differs("the stored response cannot be read"))?);
                 at += length;
             }
             None => break,

@@ -73,7 +73,7 @@ impl Root {
                 && error.kind() != io::ErrorKind::NotFound
             {
                 let directory = root.path.display();
-                tracing::debug!(%directory, %error, "what routes that are gone have kept is still there");
+                tracing::debug!(%directory, %error, "cannot delete the cache files of removed routes");
             }
         };
         if let Err(error) = std::thread::Builder::new().name("cache-sweep".to_owned()).spawn(run) {

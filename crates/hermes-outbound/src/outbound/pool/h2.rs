@@ -120,11 +120,11 @@ impl Pool {
                 if is_dark {
                     // The connection has room again, and perhaps no other one opens.
                     self.open.wake_all();
-                    tracing::info!(peer, "what is sent over HTTP/2 is acknowledged again");
+                    tracing::info!(peer, "HTTP/2 connection acknowledges data again");
                 } else {
                     tracing::warn!(
                         peer,
-                        "what is sent over HTTP/2 is not acknowledged: flows that can move look for another connection; \
+                        "HTTP/2 connection does not acknowledge data; movable flows use another connection; \
                          see whether the peer, and the way to it, is there"
                     );
                 }

@@ -343,7 +343,7 @@ impl ResumableBody {
     fn verify(&mut self) -> Result<(), Error> {
         match self.proof.take() {
             Some((expected, hashes)) if expected.contradicts(&hashes.so_far()) => {
-                let reason = "what came is not what its digest says (Repr-Digest)".to_owned();
+                let reason = "the content does not match its digest (Repr-Digest)".to_owned();
                 Err(Error::Broken { peer: self.peer(), reason, unprocessed: false })
             }
             _ => Ok(()),

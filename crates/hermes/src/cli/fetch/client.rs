@@ -150,7 +150,7 @@ impl Client {
         shaken.map_err(|error| match HandshakeFault::of(&error) {
             Some(HandshakeFault::Certificate) => AttemptError::Lasting {
                 why: format!("{host} does not prove who it is: {error}"),
-                remedy: "where you trust its CA, name it with --ca",
+                remedy: "if you trust its CA, name it with --ca",
             },
             Some(HandshakeFault::Protocol) => AttemptError::Lasting {
                 why: format!("{host} does not speak TLS as we do: {error}"),

@@ -23,7 +23,7 @@ const MAX_REDIRECTS: usize = 10;
 /// Maximum pause between two attempts, unless the origin asks for a longer one.
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// The message for content that does not match its digest.
-const MISMATCH: &str = "what came is not what its digest says";
+const MISMATCH: &str = "the content does not match its digest";
 
 /// The state of one fetch.
 pub(super) struct RetryLoop<'a> {
