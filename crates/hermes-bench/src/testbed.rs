@@ -98,7 +98,7 @@ impl Testbed {
     ) -> Result<Self> {
         let line = origin.wait_first_line(Duration::from_secs(20))?;
         let addresses: BTreeMap<String, SocketAddr> =
-            serde_json::from_str(&line).with_context(|| format!("what the origins said: {line}"))?;
+            serde_json::from_str(&line).with_context(|| format!("cannot parse the origins' output: {line}"))?;
         let at = |name: &str| addresses.get(name).copied().with_context(|| format!("no origin for {name}"));
         let sinks = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let origins = Origins {
@@ -209,7 +209,7 @@ impl Testbed {
 /// The process that runs a task.
 pub(crate) fn load_program(name: &str, task: Task, dir: &Path) -> Result<Program> {
     let task = serde_json::to_string(&task)?;
-    let binary = std::env::current_exe().context("where this program is")?;
+    let binary = std::env::current_exe().context("cannot find the path of this program")?;
     Ok(Program::new(name, binary, dir).args(["load", &task]))
 }
 
@@ -245,7 +245,7 @@ fn identities(dir: &Path, address: IpAddr) -> Result<[IdentityFiles; 2]> {
 }
 
 fn fast_origin(namespace: &Namespace, dir: &Path, cpus: &[usize]) -> Result<Running> {
-    let binary = std::env::current_exe().context("where this program is")?;
+    let binary = std::env::current_exe().context("cannot find the path of this program")?;
     let program = Program::new("origin", binary, dir)
         .args(["origin", "--bind", "127.0.0.1", "--length", &PAYLOAD.to_string()])
         .args(["--cert".as_ref(), dir.join("origin.pem").as_os_str()])

@@ -178,7 +178,7 @@ impl Node {
         node.watch_addresses();
         node.background.spawn(async {
             let Err(error) = tun::reconcile().await;
-            tracing::warn!(%error, "cannot watch routes and rules of devices; only a reload restores what other programs remove");
+            tracing::warn!(%error, "device reconciler stopped; only a reload restores removed routes and rules");
         });
         node.adopt_orphans();
         Ok(node)

@@ -158,7 +158,7 @@ async fn a_wrong_digest_is_tried_once_more_and_then_believed() {
         let typed = if field == "--digest" { vec!["--digest", &wrong] } else { Vec::new() };
         let (status, events) = events(&format!("http://{}/", origin.address()), &file, &typed).await;
         assert_eq!((status, seen.count()), (1, 2), "{field}: {events:?}");
-        assert!(events.last().unwrap()["error"].as_str().unwrap().contains("not what its digest says"));
+        assert!(events.last().unwrap()["error"].as_str().unwrap().contains("does not match its digest"));
         assert!(files(room.path()).is_empty(), "{:?}", files(room.path()));
     }
 }

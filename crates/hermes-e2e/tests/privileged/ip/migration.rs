@@ -238,7 +238,7 @@ fn a_session_leaves_a_path_that_is_dark() {
         })
         .await;
         still_there(&mut connection).await;
-        fork.near.says("is not acknowledged").await;
+        fork.near.says("does not acknowledge data").await;
         darken(fork.chain.near(), "tcp", "9001, 9002").await;
         let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
         until("there is no way", failed).await;

@@ -128,7 +128,12 @@ impl End {
             let find = |end: &mut Self| end.free(&gateway, &owner, net);
             let found = found_and_claimed(self, find, |end, free| end.take(&gateway, &owner, free));
             if found.is_none() {
-                self.tell_lack(&gateway, &owner, net, "no free address of this IP version in the route's `assign`; widen it");
+                self.tell_lack(
+                    &gateway,
+                    &owner,
+                    net,
+                    "no free address of this IP version in the route's `assign`; widen it",
+                );
             }
             found?
         } else {
