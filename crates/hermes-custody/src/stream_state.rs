@@ -18,8 +18,8 @@ use bytes::Bytes;
 use hermes_wire::custody::AckReason;
 use hermes_wire::varint;
 
-/// Chunks of at most `MERGE_BELOW_BYTES` bytes are merged once there are more than `MERGE_ABOVE_CHUNKS` chunks, because each chunk costs more than
-/// its bytes.
+/// Chunks of at most `MERGE_BELOW_BYTES` bytes are merged once there are more than `MERGE_ABOVE_CHUNKS` chunks, because
+/// each chunk costs more than its bytes.
 const MERGE_ABOVE_CHUNKS: usize = 8;
 const MERGE_BELOW_BYTES: usize = 4 << 10;
 

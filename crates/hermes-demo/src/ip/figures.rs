@@ -194,7 +194,7 @@ impl Figures {
         let columns = [
             ("A DOCUMENT CHANGES", Align::Left),
             ("IN EFFECT AFTER", Align::Right),
-            ("OF AT MOST", Align::Right),
+            ("LIMIT", Align::Right),
             ("LOST", Align::Right),
             ("PAPER", Align::Right),
         ];

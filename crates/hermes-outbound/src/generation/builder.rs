@@ -333,7 +333,7 @@ impl<'a> Builder<'a> {
 fn accepts_nodes(overlay: Arc<str>, nodes: Vec<Arc<str>>, revoked: BTreeSet<Arc<str>>) -> NodePredicate {
     Arc::new(move |uris: &[String]| {
         if uris.iter().any(|uri| revoked.contains(uri.as_str())) {
-            return Err(format!("of the server: {REVOKED}"));
+            return Err(format!("the certificate of the server: {REVOKED}"));
         }
         let ids = uris.iter().filter_map(|uri| parse_spiffe(uri));
         let Some(node) = ids.into_iter().find(|id| id.kind == SpiffeKind::Node && *id.overlay == *overlay) else {

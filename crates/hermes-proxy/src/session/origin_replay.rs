@@ -44,7 +44,7 @@ pub(super) async fn prove(
     let office = &worker.services.custody;
     let (mut at, mut reading, mut now) = (0, Reading::new(worker), Bytes::new());
     loop {
-        let piece = reading.next().map_err(|_| ReplayMismatch::Differs("the stored request is damaged"))?;
+        let piece = reading.next().map_err(|_| ReplayMismatch::Differs("the stored response is damaged"))?;
         match piece {
             Some(Piece::Head(control, fields)) => {
                 let status = matches!(control, Control::Response { status } if status == parts.status.as_u16());
