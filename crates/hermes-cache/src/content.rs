@@ -212,7 +212,7 @@ impl Content {
         StoredRanges { total: self.total, runs: self.runs.iter().map(Run::range).collect() }
     }
 
-    /// The bytes, as runs in order.
+    /// The stored bytes, as runs ordered by offset.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }

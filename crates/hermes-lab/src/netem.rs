@@ -15,7 +15,8 @@ use rand::{Rng as _, SeedableRng as _};
 pub struct Conditions {
     /// Bits per second, of whole frames. `None`: unlimited.
     pub rate: Option<u64>,
-    /// The longest time that a frame may wait for the rate; one that would wait longer is dropped, as by a full queue.
+    /// The size of the queue, as the longest time that a frame may wait for its transmission to begin. A frame that
+    /// would wait longer is dropped.
     pub queue: Duration,
     /// Propagation delay, from the end of a frame's transmission to its arrival.
     pub one_way: Duration,

@@ -56,7 +56,8 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> BodyWriter<B> {
         self.blocked
     }
 
-    /// Writes as much as possible. Ready when the whole body is in the stream, or the stream failed.
+    /// Writes as much as the stream accepts. Ready when the stream has the whole body, or when the body or the stream
+    /// failed.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyWriteError>> {
         for _ in 0..FRAMES_A_TURN {
             if self.done {

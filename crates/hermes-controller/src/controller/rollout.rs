@@ -12,7 +12,8 @@ use crate::state::Change;
 use crate::store::Revision;
 
 impl Controller {
-    /// Advances the rollout in waves to the step after this one, or ends it.
+    /// Advances a rollout in waves from this step to the next one, or ends it after the last. Does nothing if the
+    /// rollout is no longer at this step.
     ///
     /// # Errors
     /// The store cannot be written.

@@ -20,7 +20,7 @@ struct Field {
 }
 
 impl Field {
-    /// `x` and `y` from 0 to 1; y upwards.
+    /// Draws a dot at (`x`, `y`), each from 0 to 1; `y` points upwards.
     fn dot(&mut self, x: f64, y: f64) {
         let across = ((x * (2 * COLUMNS) as f64) as usize).min(2 * COLUMNS - 1);
         let down = (((1.0 - y).max(0.0) * (4 * ROWS) as f64) as usize).min(4 * ROWS - 1);

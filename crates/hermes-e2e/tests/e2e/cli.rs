@@ -78,6 +78,20 @@ fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
 }
 
 #[test]
+fn a_former_command_is_an_error_that_names_the_new_one() {
+    for (former, new) in [
+        (&["authority", "rotate"][..], "hermes ca rotate"),
+        (&["node", "place", "edge", "--on", "local"], "hermes node deploy edge --on local"),
+        (&["node", "unplace", "--help"], "hermes node undeploy --help"),
+    ] {
+        let output = hermes(former);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{former:?}");
+        assert!(output.stdout.is_empty() && text.contains(&format!("use `{new}`")), "{former:?}: {text}");
+    }
+}
+
+#[test]
 fn check_names_place_and_remedy_of_every_mistake() {
     for file in golden("invalid") {
         let output = hermes(&["check", text(&file)]);

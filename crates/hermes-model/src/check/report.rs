@@ -26,7 +26,8 @@ impl fmt::Display for Problem {
 pub(super) struct Report {
     pub(super) problems: Vec<Problem>,
     pub(super) warnings: Vec<Problem>,
-    /// Paths of invalid values, which were removed.
+    /// Paths of values that were reported as invalid. They are then removed from the document or replaced, and problems
+    /// that follow from that are not reported.
     broken: Vec<String>,
 }
 

@@ -21,7 +21,7 @@ pub enum Message {
     Query(Box<Query>),
 }
 
-/// An accepted connection on its way to its worker.
+/// An accepted reverse connection, to be passed to the worker that serves it.
 pub struct AcceptedUplink {
     pub carrier: ReverseTransport,
     pub source: SocketAddr,

@@ -326,7 +326,8 @@ impl ChannelDialer {
         }
     }
 
-    /// Tries until a connection is answered: by QUIC if the upstream is `h3`, and by TCP if only TCP is answered.
+    /// Dials until an attempt succeeds. For an `h3` upstream it dials QUIC and TCP in parallel, and uses TCP only if
+    /// QUIC is still unanswered `HEAD_START` after TCP connected.
     async fn find(&self, destination: &Destination<'_>, addresses: &[IpAddr]) -> Found {
         let by_tcp = async {
             let dial = || {

@@ -57,7 +57,7 @@ impl Link {
         }
     }
 
-    /// The longest packet that it carries well.
+    /// The longest packet that it carries without fragmentation, in bytes.
     pub(super) fn capacity(&self) -> usize {
         match self {
             Link::Device { .. } => capsule::MAX_PACKET,

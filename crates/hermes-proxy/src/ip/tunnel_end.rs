@@ -293,7 +293,7 @@ impl DevicePort for End {
         }
     }
 
-    /// The longest packet that the link carries well.
+    /// The longest packet that the link carries without fragmentation, in bytes.
     fn capacity(&self) -> usize {
         self.link.capacity()
     }

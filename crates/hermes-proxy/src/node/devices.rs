@@ -98,7 +98,8 @@ struct WantedDevice {
 /// The new devices, and each worker's queues of them.
 type Made = (HashMap<Arc<str>, HeldDevice>, Vec<Vec<Share>>);
 
-/// Suffixes of a device's handover labels: the queue to the predecessor's sessions, and lists of its state.
+/// Suffixes of a device's handover labels. `BEFORE`: the queue through which the new process passes packets to sessions
+/// that stay in its predecessor. All others: text files with the device's state.
 const BEFORE: &str = " before";
 const OWNERS: &str = " owners";
 const WISHES: &str = " wishes";

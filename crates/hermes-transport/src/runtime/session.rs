@@ -439,7 +439,8 @@ impl Drop for Session {
             connection.leave(&self.worker);
         }
         drop(entry.tunnel.take());
-        // A session that was told to end has that reason, whatever broke in consequence.
+        // The reason for which the session was told to end takes precedence over the generic error below, but not over
+        // an error that was recorded earlier.
         if let Some(error) = entry.end.get() {
             entry.error.borrow_mut().get_or_insert(error);
         }

@@ -115,7 +115,7 @@ impl Share {
         })
     }
 
-    /// Sets the holder, which may be displaced from now on.
+    /// Sets the entry's holder. From now on, a full table may displace it.
     pub fn is_held_by<H: Holder + 'static>(&self, holder: &Rc<H>) {
         if let Some(entry) = self.worker.entries.all.borrow_mut().get_mut(self.key) {
             let holder: Weak<H> = Rc::downgrade(holder);

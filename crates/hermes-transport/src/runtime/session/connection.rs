@@ -60,7 +60,7 @@ pub struct Connection {
     pub listener: Arc<Listener>,
     /// The trust in the client, once it is known.
     pub trust: OnceCell<Trust>,
-    /// The signal to drain: no further request.
+    /// The signal to drain: finish the requests in flight, accept no new ones after `DRAIN_GRACE`, then close.
     pub drain: Oneshot<Drain>,
     /// The signal to close now.
     pub kill: Oneshot<&'static str>,
