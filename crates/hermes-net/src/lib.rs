@@ -8,7 +8,7 @@ pub mod backoff;
 pub mod client_address;
 pub mod dial;
 pub mod file;
-pub mod handover;
+pub mod fd_passing;
 pub mod host;
 pub mod io;
 pub mod keyed_hash;

@@ -4,6 +4,7 @@
 //! keeps its state when the snapshot is replaced. Never: connections, which belong to a worker (`pool`).
 
 mod outlier;
+mod retry_budget;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Balance, Endpoint as Place, Upstream};
 use hermes_net::tls::RustlsClientConfig;
+
+pub use self::retry_budget::GaugeGuard;
 
 use crate::reverse::{ReversePeer, UplinkGroup};
 
@@ -111,8 +114,8 @@ pub struct UpstreamState {
     pub tls: Option<ClientTls>,
     turn: AtomicUsize,
     /// The active requests and retries, for the retry budget.
-    pub active: AtomicUsize,
-    pub retrying: AtomicUsize,
+    active: AtomicUsize,
+    retrying: AtomicUsize,
 }
 
 impl UpstreamState {
@@ -211,12 +214,6 @@ impl UpstreamState {
     /// Records a failure of the endpoint. True if the failure ejects it.
     pub fn failed(&self, endpoint: usize, now: u64) -> bool {
         self.endpoints[endpoint].passive.failed(&self.config.outlier, now)
-    }
-
-    /// The maximum number of concurrent retries. `budget` is a share of the active requests, `floor` the minimum.
-    pub fn retries_allowed(&self, budget: f64, floor: usize) -> usize {
-        let allowed = (self.active.load(Ordering::Relaxed) as f64 * budget) as usize;
-        allowed.max(floor)
     }
 }
 

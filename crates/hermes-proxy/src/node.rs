@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
-use hermes_net::handover::{LabelledFd, read_text};
+use hermes_net::fd_passing::{LabelledFd, read_text};
 use hermes_net::quic::Group;
 use hermes_net::{tun, udp};
 use tokio::sync::{mpsc, oneshot};

@@ -9,7 +9,7 @@ mod agent;
 mod cli;
 mod deploy;
 mod document;
-mod handover;
+mod takeover;
 mod kubernetes;
 mod log;
 mod notify;

@@ -15,14 +15,14 @@ use hermes_controller::client::ControllerAddr;
 use hermes_controller::token::EnrolmentToken;
 use hermes_model::{Checked, Snapshot};
 use hermes_net::backoff::Backoff;
-use hermes_net::handover::LabelledFd;
+use hermes_net::fd_passing::LabelledFd;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::agent::{Agent, Instruction, StateDir, Wanted, history};
 use crate::document;
-use crate::handover::{self, Successor, Successors};
+use crate::takeover::{self, Successor, Successors};
 use crate::log::Log;
 use crate::signals::Signals;
 use crate::watch::Watch;
@@ -217,7 +217,7 @@ async fn start(
     restoration: &mut Restoration,
 ) -> anyhow::Result<(Node, Admin, Option<Successors>)> {
     let successors = takeover.map(Successors::bind).transpose()?;
-    let predecessor = takeover.map(handover::take).transpose()?.flatten();
+    let predecessor = takeover.map(takeover::take).transpose()?.flatten();
     let nobody = takeover.filter(|_| predecessor.is_none()).map(nobody_there);
     let (mut inherited, predecessor) = predecessor.map_or((Vec::new(), None), |(sockets, link)| (sockets, Some(link)));
     let admin_fd =

@@ -199,7 +199,7 @@ async fn a_process_that_hands_over_refuses_to_end() {
     // A successor up to the moment at which it is ready.
     let mut successor = UnixStream::connect(&dynasty.socket).unwrap();
     successor.write_all(b"hermes takeover 1").unwrap();
-    hermes_net::handover::receive(&successor).unwrap();
+    hermes_net::fd_passing::receive(&successor).unwrap();
     reigning.signal(Signal::SIGTERM).unwrap();
     let mut rest = Vec::new();
     successor.read_to_end(&mut rest).unwrap();

@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use tokio::sync::watch;
 
 use super::{Device, TunError};
-use crate::handover::{LabelledFd, read_text};
+use crate::fd_passing::{LabelledFd, read_text};
 
 /// Prefix of the names of our tables.
 const PREFIX: &str = "hermes-";

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use hermes_model::snapshot::{Action, Gateway, ListenerProtocol, Route, Snapshot};
-use hermes_net::handover::{LabelledFd, read_text, rewrite_text};
+use hermes_net::fd_passing::{LabelledFd, read_text, rewrite_text};
 use hermes_net::tun::{self, IdleQueue, LARGEST_MTU, TunError};
 use ipnet::IpNet;
 use tokio::time::Instant;

@@ -6,7 +6,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use hermes_net::handover::{LabelledFd, rewrite_text};
+use hermes_net::fd_passing::{LabelledFd, rewrite_text};
 
 use super::sockets::Socket;
 use super::worker_loop::Command;

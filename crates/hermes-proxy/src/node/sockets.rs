@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use hermes_model::snapshot::{Dispatch, Listener, Snapshot};
-use hermes_net::handover::LabelledFd;
+use hermes_net::fd_passing::LabelledFd;
 use hermes_net::quic::{self, ForwardSocket, Group};
 use hermes_net::{host, reuseport, tcp, udp};
 

@@ -9,7 +9,6 @@ pub(crate) mod tunnel;
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hermes_model::facts::{Facts, Kind};
@@ -23,7 +22,7 @@ use hermes_outbound::generation::Generation;
 use hermes_outbound::outbound::connect::Destination;
 use hermes_outbound::outbound::exchange::{self, ExchangeBody, ExchangeContext};
 use hermes_outbound::outbound::pool::{ADDED_BYTES, ADDED_LINES, ConnectSpec, Failed, Leased, Pool, PoolKey};
-use hermes_outbound::upstream::{InFlight, UpstreamState};
+use hermes_outbound::upstream::{GaugeGuard, InFlight, UpstreamState};
 use hermes_rate_limit::headers as rate_headers;
 use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::error::{Error, Retry};
@@ -127,22 +126,6 @@ impl AttemptOutcome {
     }
 }
 
-/// Increments a gauge for its lifetime.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn new(gauge: &'a AtomicUsize) -> Self {
-        gauge.fetch_add(1, Ordering::Relaxed);
-        Self(gauge)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// A drop guard for an endpoint that was sent a request: records a failure if the session starves before a response.
 struct OutcomeGuard<'a> {
     forward: &'a Forward<'a>,
@@ -196,7 +179,7 @@ impl Forward<'_> {
     /// # Errors
     /// The error of the last attempt.
     pub(crate) async fn to_upstream(&self, upstream: &Arc<UpstreamState>) -> Result<Response<Body>, Error> {
-        let _active = Counted::new(&upstream.active);
+        let _active = upstream.begin_request();
         if !matches!(upstream.config.protocol, UpstreamProtocol::H1 | UpstreamProtocol::Tcp) {
             self.body.keep_until_answered(self.worker.generation().snapshot.limits.request_body_buffer);
         }
@@ -204,7 +187,7 @@ impl Forward<'_> {
         let mut avoid: Vec<usize> = Vec::new();
         let mut tries = 0;
         let (mut fresh, mut went_back) = (false, false);
-        let mut retrying: Option<Counted<'_>> = None;
+        let mut retrying: Option<GaugeGuard<'_>> = None;
         let mut dead = None;
         loop {
             let now = self.worker.shared.now();
@@ -543,17 +526,15 @@ impl Forward<'_> {
         wanted && tries < policy.attempts
     }
 
-    /// Reserves a retry within the budget. The reservation comes before the pause, since requests that fail together
-    /// must not all find the budget free.
-    fn begin_retry<'u>(&self, upstream: &'u UpstreamState) -> Option<Counted<'u>> {
+    /// Reserves a retry within the budget.
+    fn begin_retry<'u>(&self, upstream: &'u UpstreamState) -> Option<GaugeGuard<'u>> {
         let budget = self.route.retry.as_ref().map_or(REFUSAL_BUDGET, |retry| retry.budget);
         let floor = self.worker.generation().snapshot.limits.min_retry_concurrency as usize;
-        let context = Counted::new(&upstream.retrying);
-        if upstream.retrying.load(Ordering::Relaxed) > upstream.retries_allowed(budget, floor) {
+        let retry = upstream.begin_retry(budget, floor);
+        if retry.is_none() {
             self.worker.shared.metrics.limit("retry-budget");
-            return None;
         }
-        Some(context)
+        retry
     }
 
     /// Exponential back-off with full jitter, so that clients that failed together do not return together.

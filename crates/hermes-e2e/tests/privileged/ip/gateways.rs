@@ -138,7 +138,7 @@ fn a_device_is_named_again_while_it_goes() {
         let mut gateway = GatewayFixture::with(TWO, 100).await;
         let mut link = std::os::unix::net::UnixStream::connect(gateway.overlay.dir().join("gate.sock")).unwrap();
         link.write_all(b"hermes takeover 1").unwrap();
-        let queues = hermes_net::handover::receive(&link).unwrap();
+        let queues = hermes_net::fd_passing::receive(&link).unwrap();
         drop(link);
         gateway.node.says("a takeover failed").await;
         let without = ONE.replace("gw1", "gw2");

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use hermes_net::handover::{self, LabelledFd};
+use hermes_net::fd_passing::{self, LabelledFd};
 use nix::sys::socket::{MsgFlags, send};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;
@@ -55,7 +55,7 @@ fn patience() -> Duration {
 pub(crate) struct Predecessor {
     link: ManuallyDrop<UnixStream>,
     /// `None`: the kernel does not report its exit.
-    process: Option<handover::ProcessHandle>,
+    process: Option<fd_passing::ProcessHandle>,
 }
 
 /// A predecessor that has let go. It listens at the socket's path until this is dropped.
@@ -70,7 +70,7 @@ pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<LabelledFd>, Prede
     loop {
         tries += 1;
         let Some(stream) = connect(path)? else { return Ok(None) };
-        let process = handover::ProcessHandle::of_peer(&stream).ok();
+        let process = fd_passing::ProcessHandle::of_peer(&stream).ok();
         match ask(&stream) {
             Ok(sockets) => {
                 tracing::info!(sockets = sockets.len(), "taking over from a running process");
@@ -91,13 +91,13 @@ fn connect(path: &Path) -> anyhow::Result<Option<UnixStream>> {
     };
     stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-    ensure!(handover::peer_uid(&stream)? == handover::own_uid(), "{} belongs to another user", path.display());
+    ensure!(fd_passing::peer_uid(&stream)? == fd_passing::own_uid(), "{} belongs to another user", path.display());
     Ok(Some(stream))
 }
 
 fn ask(mut stream: &UnixStream) -> std::io::Result<Vec<LabelledFd>> {
     stream.write_all(HELLO)?;
-    handover::receive(stream)
+    fd_passing::receive(stream)
 }
 
 fn is_end(error: &std::io::Error) -> bool {
@@ -116,7 +116,7 @@ impl Predecessor {
     }
 }
 
-fn let_go(mut link: &UnixStream, process: Option<&handover::ProcessHandle>) -> anyhow::Result<()> {
+fn let_go(mut link: &UnixStream, process: Option<&fd_passing::ProcessHandle>) -> anyhow::Result<()> {
     // If the predecessor no longer reads, the write fails, but its answer may already be in the receive buffer.
     let _ = link.write_all(READY);
     let mut said = Vec::new();
@@ -216,7 +216,7 @@ impl Drop for Successors {
 /// Reads the greeting of a caller and checks its user.
 async fn greet(mut stream: tokio::net::UnixStream) -> anyhow::Result<Successor> {
     let uid = stream.peer_cred()?.uid();
-    ensure!(uid == handover::own_uid(), "user {uid} asked for the listeners, which is not ours");
+    ensure!(uid == fd_passing::own_uid(), "user {uid} asked for the listeners, which is not ours");
     let mut hello = [0; HELLO.len()];
     timeout(GREETING, stream.read_exact(&mut hello)).await.context("it said nothing")??;
     ensure!(hello == *HELLO, "it is no successor");
@@ -270,7 +270,7 @@ impl Successor {
 fn send_all(stream: &UnixStream, sockets: &[LabelledFd]) -> anyhow::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-    Ok(handover::send(stream, sockets)?)
+    Ok(fd_passing::send(stream, sockets)?)
 }
 
 /// Waits until the other end is closed.
