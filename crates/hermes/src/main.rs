@@ -9,13 +9,13 @@ mod agent;
 mod cli;
 mod deploy;
 mod document;
-mod takeover;
 mod kubernetes;
 mod log;
 mod notify;
 mod operator;
 mod run;
 mod signals;
+mod takeover;
 mod tun;
 mod watch;
 

@@ -22,9 +22,9 @@ use tokio::time::Instant;
 
 use crate::agent::{Agent, Instruction, StateDir, Wanted, history};
 use crate::document;
-use crate::takeover::{self, Successor, Successors};
 use crate::log::Log;
 use crate::signals::Signals;
+use crate::takeover::{self, Successor, Successors};
 use crate::watch::Watch;
 
 /// After a takeover the old process keeps its live sessions for at most this long.

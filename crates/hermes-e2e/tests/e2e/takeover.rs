@@ -280,7 +280,7 @@ async fn a_successor_continues_if_the_running_process_dies() {
         .unwrap();
     running.wait_first_line(EFFECT_TIMEOUT).unwrap();
     let successor = dynasty.draft("edge-1", 1).launch().unwrap();
-    successor.says("the running process died before it let go").await;
+    successor.says("the running process died before it handed over").await;
     successor.says("running node=").await;
     assert!(running.end(EFFECT_TIMEOUT).unwrap().success());
     successor.signal(Signal::SIGTERM).unwrap();
@@ -298,7 +298,7 @@ async fn a_successor_without_a_predecessor_names_the_remedy() {
     let output = hindered.log();
     assert_eq!(hindered.ended().await.code(), Some(1));
     let message = format!("--takeover {}: no process listens there", dynasty.socket.display());
-    assert!(output.contains(&message) && output.contains("it has to be stopped first"), "{output}");
+    assert!(output.contains(&message) && output.contains("Stop it first"), "{output}");
     assert!(output.contains("Address already in use"), "{output}");
     drop(reigning);
     // Nobody is in the way: the first of a row says nothing of it.

@@ -109,7 +109,7 @@ fn kept_up_it_can_be_tried_by_hand_until_ctrl_c() {
         assert!(text.contains(kind), "{kind} is missing:\n{text}");
     }
     let mut tried = Vec::new();
-    let (_, to_try) = text.split_once("In another terminal").unwrap();
+    let (_, to_try) = text.split_once("in another terminal").unwrap();
     let mut lines = to_try.lines().filter_map(|line| line.strip_prefix("    "));
     let begin = lines.next().unwrap();
     for line in lines {

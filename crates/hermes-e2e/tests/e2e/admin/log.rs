@@ -48,7 +48,7 @@ async fn an_expired_certificate_is_logged() {
     let overlay = Overlay::new(hermes()).unwrap();
     let draft = overlay.node("edge").identity(&Subject::node("edge").over()).unwrap();
     let node = draft.document(BY_TLS).start().await.unwrap();
-    node.says("WARN identity.cert: the certificate has been over for ").await;
+    node.says("WARN identity.cert: the certificate expired ").await;
     let until = node.metric("hermes_certificate_not_after_seconds", r#"path="identity.cert""#).await.unwrap();
     assert_eq!(until, OVER);
     let draft = overlay.node("good").identity(&Subject::node("good")).unwrap();

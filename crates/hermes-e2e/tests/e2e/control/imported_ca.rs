@@ -57,7 +57,7 @@ fn write(fixture: &ControllerFixture, certificate: &str, key: &str) -> Files {
 
 fn import(files: &Files) -> [&str; 6] {
     let (certificate, key) = (files.certificate.to_str().unwrap(), files.key.to_str().unwrap());
-    ["authority", "import", "--certificate", certificate, "--key", key]
+    ["ca", "import", "--certificate", certificate, "--key", key]
 }
 
 #[tokio::test]

@@ -375,7 +375,7 @@ async fn a_refused_stream_that_is_sent_elsewhere_does_not_count_against_the_endp
     let (busy, other) = (origin("busy"), origin("other"));
     let overlay = overlay();
     let endpoints = format!("'{}', '{}'", busy.address(), other.address());
-    let document = DOCUMENT.replace("failures: 0", "failures: 1, rest: 1h");
+    let document = DOCUMENT.replace("failures: 0", "failures: 1, ejection-time: 1h");
     let draft = overlay.node("edge").document(&document).with("RETRY", "").with("PROTOCOL", "h2");
     let node = draft.with("FLOOR", 3).with("ENDPOINTS", endpoints).start().await.unwrap();
     let mut served = Vec::new();

@@ -156,5 +156,5 @@ async fn bytes_of_a_client_are_not_a_call() {
     assert_eq!(get(&lab.client("apps"), "WEB").await.0, 200);
     let device = lab.device.as_ref().unwrap();
     assert_eq!(kept(device, "uplink").await, 1.0);
-    assert!(!device.log().contains("is to be replaced"), "{}", device.log());
+    assert!(!device.log().contains("is being replaced"), "{}", device.log());
 }

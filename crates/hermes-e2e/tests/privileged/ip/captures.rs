@@ -299,7 +299,7 @@ fn an_address_that_the_gateway_refuses_is_logged() {
         let far = draft(&chain, 1, "far", GATEWAY).start().await.unwrap();
         let near =
             draft(&chain, 0, "near", NEAR).with("ADDRESS", "10.30.0.2").with("CAPTURE", WIDE).start().await.unwrap();
-        near.says("assigns no address that was asked for").await;
+        near.says("assigns none of the requested addresses").await;
         near.says("network=10.0.0.0/8 asked=10.30.0.2/32 by=next/10.77.0.2:9443").await;
         far.says("address=10.30.0.2/32 to=").await;
         far.says("route=gateway device=gw0 reason=the route's `assign` does not hold it").await;
@@ -321,7 +321,7 @@ fn a_capture_without_a_route_is_logged_with_the_remedy() {
         let _far = draft(&chain, 1, "far", NOWHERE).start().await.unwrap();
         let mut near = start(&chain, WIDE).await;
         near.says("reason=next/10.77.0.2:9443 refused the tunnel with status 404").await;
-        near.says("with the document of the node that says so").await;
+        near.says("with the document of the node that refused").await;
         let before = near.log().len();
         let elsewhere = NEAR.replace("kind: ip, network: 10.0.0.1/32", "kind: http").replace("kind: ip", "kind: http");
         near.reload(&elsewhere, &values("10.20.0.9", WIDE)).await.unwrap();
