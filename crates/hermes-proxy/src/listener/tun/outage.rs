@@ -146,7 +146,7 @@ impl Outage {
         if let Some(untold) = told[at].1.happened(worker.now()) {
             tracing::warn!(
                 listener = %listener.name, network = %whom, %reason, %remedy, untold,
-                "there is no tunnel; packets for it are dropped until there is one"
+                "no tunnel; packets for it are dropped until one is open"
             );
         }
     }
