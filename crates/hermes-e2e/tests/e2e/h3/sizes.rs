@@ -111,8 +111,9 @@ async fn requests_that_an_upstream_rejects_are_not_blamed_on_the_endpoint() {
     while let Ok(path) = fixture.requests.try_recv() {
         requests.push(path);
     }
-    requests.dedup();
-    assert_eq!(requests, ["/small", "/trailers", "/small"], "what is too large was sent");
+    // The reset for the trailers may overtake the head of their request.
+    requests.retain(|path| path != "/trailers");
+    assert_eq!(requests, ["/small", "/small"], "a request that is too large was sent");
 }
 
 #[tokio::test]
