@@ -1,8 +1,8 @@
 //! QUIC endpoints of one worker, implemented with quinn. Only [`tls`](crate::tls) names quinn, too: its error type.
 //!
-//! In: sockets, TLS configurations. Out: server endpoints whose connection ids name the socket that reads them, so
-//! that [`steer`](crate::steer) finds that socket again after a peer migrates; and client endpoints. All tasks have one
-//! owner, which ends them. Never: HTTP, or a detached task.
+//! In: sockets, TLS configurations. Out: server endpoints whose connection ids name the socket that reads them, so that
+//! [`reuseport`](crate::reuseport) finds that socket again after a peer migrates; and client endpoints. All tasks have
+//! one owner, which ends them. Never: HTTP, or a detached task.
 
 mod connection_id;
 mod forwarder;

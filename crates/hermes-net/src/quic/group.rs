@@ -2,9 +2,9 @@
 //!
 //! In: sockets that share a port, in the order in which they joined its reuseport group; sockets to predecessor
 //! processes. Out: each datagram at the reader that its connection id names. Mostly the kernel selects that socket (see
-//! [`steer`](crate::steer)). A datagram still arrives at the wrong socket if the filter cannot be attached, or if its
-//! connection belongs to a predecessor; then it is forwarded. The sockets close together: if one closed alone, the
-//! kernel would renumber the others.
+//! [`reuseport`](crate::reuseport)). A datagram still arrives at the wrong socket if the filter cannot be attached, or
+//! if its connection belongs to a predecessor; then it is forwarded. The sockets close together: if one closed alone,
+//! the kernel would renumber the others.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
