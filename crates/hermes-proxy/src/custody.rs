@@ -5,7 +5,7 @@
 //! byte for byte after their heads, over paths whose links are never up together. Never: the stored bytes and their
 //! lifetime; that is `hermes-custody`.
 //!
-//! `forward` sends a session's request by custody, `channel` carries records between neighbours, `keeper` dials them.
+//! `forward` sends a session's request by custody, `channel` carries records between neighbours, `dialer` dials them.
 //! `session/custody_channel.rs` accepts channels, and `session/custody_exchange.rs` serves exchanges of neighbours.
 
 pub(crate) mod channel;

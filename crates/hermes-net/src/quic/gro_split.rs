@@ -9,7 +9,7 @@
 //! The split costs a copy, 4 to 10 % of the work for a byte. It is used for clients without a certificate; peers with a
 //! certificate and upstreams were chosen by an operator. Their overhead is not counted: quinn allows a stream 32 KiB of
 //! datagrams beyond what it counts, so a stream of such a peer may keep about 27 batches. Only quinn could copy data
-//! that stays for long. Our own queues copy data that is short (`hermes-proxy`, `h3/link.rs`) or stays
+//! that stays for long. Our own queues copy data that is short (`hermes-transport`, `h3/connection.rs`) or stays
 //! (`stream/h3/inbox.rs`). Never: another order.
 
 use std::io::{self, IoSliceMut};
