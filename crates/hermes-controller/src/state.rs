@@ -383,9 +383,8 @@ impl State {
 
     /// The record of a CA that is retired now.
     pub fn retired(&self, authority: &Ca, proof: &str, now: u64) -> RetiredCa {
-        // An operator's certificate has the longest lifetime of all.
-        let life = u64::try_from(OPERATOR_LIFE.as_millis()).unwrap_or(u64::MAX);
-        let until = now.saturating_add(life);
+        // An overlay may give nodes a day more than operators get.
+        let until = now.saturating_add(self.longest_life().max(milliseconds(OPERATOR_LIFE)));
         let Ca { certificate, chain, .. } = authority.clone();
         RetiredCa { certificate, chain, proof: proof.to_owned(), until }
     }
@@ -586,6 +585,18 @@ mod tests {
         }
         assert_eq!(again.base(), state.base());
         assert!(!format!("{state:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_retired_ca_is_remembered_as_long_as_its_longest_certificate() {
+        let document = "kind: Overlay\nname: x\ncertificate-lifetime: 366d\n";
+        let put = read(document).unwrap().into_iter().map(Change::Put).collect();
+        let mut state = State::default();
+        state.apply(1, Commit { at: 7, by: "operator".to_owned(), changes: put });
+        let ca = Ca { certificate: "c".to_owned(), chain: String::new(), key: "secret".to_owned() };
+        assert_eq!(state.retired(&ca, "proof", 1000).until, 1000 + 366 * 24 * 3600 * 1000);
+        // Operators' certificates live longer than a node's of a day.
+        assert_eq!(State::default().retired(&ca, "proof", 1000).until, 1000 + 365 * 24 * 3600 * 1000);
     }
 
     #[test]

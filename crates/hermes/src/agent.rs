@@ -21,7 +21,7 @@ use hermes_controller::digest::sha256;
 use hermes_controller::token::EnrolmentToken;
 use hermes_model::snapshot::Role;
 use hermes_net::backoff::Backoff;
-use hermes_net::lock::open_own;
+use hermes_net::lock::{is_writable_by_all, open_own};
 use hermes_net::outage::{FailureCounts, OutageLog};
 use hermes_net::tls::{CertifiedKey, Roots, fingerprints};
 use hermes_proxy::NodeView;
@@ -69,6 +69,12 @@ impl StateDir {
     pub(crate) fn open(directory: &Path) -> anyhow::Result<Self> {
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
         made.with_context(|| format!("--state {} cannot be made", directory.display()))?;
+        if is_writable_by_all(directory)? {
+            tracing::warn!(
+                directory = %directory.display(),
+                "every user of this machine can replace this node's identity; run chmod o-w on the state directory"
+            );
+        }
         Ok(Self { directory: directory.to_owned() })
     }
 
@@ -106,7 +112,8 @@ impl StateDir {
     /// Replaces a file atomically. The new content is on disk when this returns.
     pub(crate) fn keep(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         let written = || {
-            let new = path.with_extension("new");
+            // `node.crt.new`, not `node.new`: the certificate and the key must not share a temporary file.
+            let new = path.with_added_extension("new");
             let mut options = std::fs::OpenOptions::new();
             let mut file = open_own(options.write(true).create(true).truncate(true).mode(0o600), &new)?;
             file.write_all(bytes)?;

@@ -4,7 +4,6 @@
 //! that cannot be run is rejected with the reasons and changes nothing.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +15,7 @@ use hermes_controller::token::EnrolmentToken;
 use hermes_model::{Checked, Snapshot};
 use hermes_net::backoff::Backoff;
 use hermes_net::fd_passing::LabelledFd;
+use hermes_net::lock::listen_privately;
 use hermes_proxy::{Bound, Node, admin};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -660,13 +660,12 @@ impl Admin {
 
     /// Serves the endpoint on a Unix socket, and replaces a previous one.
     fn listen_locally(&mut self, path: &Path, node: &Node) {
-        // The socket is renamed into place once its mode is set, so no other user can connect before.
+        // A rename replaces the socket of a previous process without a moment in which there is none.
         let temporary = path.with_extension(format!("sock.{}", std::process::id()));
         let _ = std::fs::remove_file(&temporary);
-        let bound = tokio::net::UnixListener::bind(&temporary).and_then(|listener| {
-            std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
+        let bound = listen_privately(&temporary).and_then(|listener| {
             std::fs::rename(&temporary, path)?;
-            Ok(listener)
+            tokio::net::UnixListener::from_std(listener)
         });
         match bound {
             Ok(listener) => _ = self.local.spawn(admin::serve_local(listener, node.view(), self.ready.clone())),

@@ -8,13 +8,13 @@
 use std::io::{ErrorKind, Read, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use hermes_net::fd_passing::{self, LabelledFd};
+use hermes_net::lock::listen_privately;
 use nix::sys::socket::{MsgFlags, send};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;
@@ -162,14 +162,11 @@ impl Successors {
         temporary.push(format!(".{}", std::process::id()));
         let temporary = PathBuf::from(temporary);
         let _ = std::fs::remove_file(&temporary);
-        let listener =
-            UnixListener::bind(&temporary).with_context(|| format!("cannot listen at {}", temporary.display()))?;
+        let listener = listen_privately(&temporary)
+            .and_then(UnixListener::from_std)
+            .with_context(|| format!("cannot listen at {}", temporary.display()))?;
         let (path, temporary) = (path.to_owned(), Some(temporary));
-        let this = Self { listener, path, temporary, callers: JoinSet::new() };
-        if let Some(temporary) = &this.temporary {
-            std::fs::set_permissions(temporary, std::fs::Permissions::from_mode(0o600))?;
-        }
-        Ok(this)
+        Ok(Self { listener, path, temporary, callers: JoinSet::new() })
     }
 
     /// Moves the socket to `path` and so replaces the one of the predecessor.

@@ -25,6 +25,7 @@ use tokio::{
 };
 
 const DOCUMENT: &str = "
+workers: 1
 drain: $DRAIN
 listeners:
 - {name: apps, bind: '127.0.0.1:0', protocol: http}
@@ -96,15 +97,20 @@ async fn a_drain_finishes_active_sessions_and_accepts_no_new_ones() {
     let flow = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     flow.connect(node.address("video")).await.unwrap();
     assert!(talks(&flow).await);
-    node.metric_reaches("hermes_connections_open", "", 5.0).await;
+    let (sender, connection) = h2::client::handshake(TcpStream::connect(apps).await.unwrap()).await.unwrap();
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    node.metric_reaches("hermes_connections_open", "", 6.0).await;
 
     node.signal(Signal::SIGTERM).unwrap();
     is_draining(&node).await;
+    // The only worker drains all connections of a listener in one step: GOAWAY on one shows that all are draining.
+    until("GOAWAY", || async { sender.clone().ready().await.is_err() }).await;
     for listener in ["apps", "db"] {
         let address = node.address(listener);
         until("closed for new connections", || async { TcpStream::connect(address).await.is_err() }).await;
     }
-    // Connected before, asked after: still answered, and told that it was the last time.
+    // A request on a connection from before the drain: answered, with the announcement that it was the last one.
     fresh.send("GET / HTTP/1.1\r\nhost: APP\r\n\r\n").await.unwrap();
     let head = fresh.head().await.unwrap();
     assert_eq!((head.status(), head.header("connection").as_deref()), (200, Some("close")));

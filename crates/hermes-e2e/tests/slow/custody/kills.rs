@@ -20,6 +20,19 @@ use crate::custody::{chain, counting};
 const COUNT: usize = 100;
 const SIZE: usize = 45 << 10;
 
+/// Time between the death of a node and its restart.
+const RESTART_PAUSE: Duration = Duration::from_millis(300);
+
+/// True if one of these nodes has an exchange in custody.
+async fn has_exchanges(chain: &Chain, numbers: &[usize]) -> bool {
+    for number in numbers {
+        if chain.nodes[*number].metric("hermes_custody_exchanges", "").await.unwrap() > 0.0 {
+            return true;
+        }
+    }
+    false
+}
+
 /// Kills these nodes amid a hundred transfers over links in turns.
 async fn after_a_kill_all_arrive(test: &str, numbers: &[usize]) {
     if !needs_root(test) {
@@ -37,11 +50,11 @@ async fn after_a_kill_all_arrive(test: &str, numbers: &[usize]) {
     let namespace = chain.namespaces[0].clone();
     let transfers = namespace.output(&words);
     let kills = async {
-        // Amid the first climb, and amid what comes down.
-        for pause in [2500, 3200] {
-            tokio::time::sleep(Duration::from_millis(pause)).await;
-            chain.kill_all(numbers, Duration::from_millis(300)).await.unwrap();
-        }
+        // First while the requests are on their way to the origin, then while the responses are on their way back.
+        until("a node that will be killed has an exchange", || has_exchanges(&chain, numbers)).await;
+        chain.kill_all(numbers, RESTART_PAUSE).await.unwrap();
+        until("a response arrives", async || std::fs::read_dir(&into).unwrap().next().is_some()).await;
+        chain.kill_all(numbers, RESTART_PAUSE).await.unwrap();
     };
     let (text, ()) = tokio::join!(transfers, kills);
     let text = text.unwrap();
@@ -194,7 +207,8 @@ async fn the_first_node_continues_and_its_client_returns() {
     chain.phase(Duration::from_millis(100), Duration::from_secs(3)).await;
     let before = get(chain.apps());
     let kill = async {
-        tokio::time::sleep(Duration::from_millis(6300)).await;
+        let length = || std::fs::metadata(&file).map_or(0, |file| file.len());
+        until("the client has the first bytes", async || length() > 0).await;
         chain.kill(0, Duration::from_millis(200)).await.unwrap();
     };
     let (before, ()) = tokio::join!(before, kill);
