@@ -37,7 +37,7 @@ const MAX_REASON: usize = 2048;
 #[serde(rename_all = "kebab-case")]
 pub struct Event<'a> {
     /// The action: `apply`, `delete`, `token`, `operator`, `operator-renew`, `dismiss`, `enrol`, `renew`, `follow`,
-    /// `revoke`, `finish`, `cancel`, `take-back`, `backup`, `ask`, `settle`, `recall`, `confirm`, or `authority-` with
+    /// `revoke`, `finish`, `cancel`, `roll-back`, `backup`, `ask`, `settle`, `recall`, `confirm`, or `ca-` with
     /// `rotate`, `import`, `switch`, `finish`, `cancel` or `show`. `connect` records a client certificate that was
     /// rejected.
     pub what: &'a str,

@@ -9,9 +9,9 @@
 //! replicas. If several neighbours are equally near, all are endpoints of one upstream. If none of these is reachable,
 //! sessions take loop-free alternates, where there are any.
 
-mod alternate;
 pub mod envoy;
 mod graph;
+mod loop_free_alternate;
 mod names;
 mod render;
 mod service_path;
@@ -25,8 +25,8 @@ use hermes_model::Problem;
 use hermes_model::check::check_document;
 use hermes_model::document::Document;
 use hermes_model::document::scalar::OneOrMany;
-use hermes_model::guard;
 use hermes_model::snapshot::{Role, Target};
+use hermes_model::ssrf_guard;
 use rpds::{RedBlackTreeMapSync, RedBlackTreeSetSync};
 
 use self::envoy::EnvoyIdentity;
@@ -417,7 +417,7 @@ impl Plan {
     /// address that it dials.
     fn guarded(&self, name: &Name, node: &Node, document: &Document) -> Vec<Fault> {
         const OWN: &str = "is where the node itself listens";
-        let host = node.address.as_ref().and_then(|address| guard::literal(&address.host));
+        let host = node.address.as_ref().and_then(|address| ssrf_guard::literal(&address.host));
         let listening: Vec<_> =
             document.listeners.iter().filter_map(|listener| listener.bind).map(|bind| bind.0).collect();
         let own = |ip| host == Some(ip) || listening.iter().any(|bind| bind.ip() == ip);
@@ -432,8 +432,8 @@ impl Plan {
             };
             for (which, target) in [("http", &replica.http), ("tcp", &replica.tcp), ("udp", &replica.udp)] {
                 let Some(Target::Fixed(target)) = target else { continue };
-                let Some(ip) = guard::literal(&target.host) else { continue };
-                if let Some(why) = guard::forbids((ip, target.port).into(), all(), &own) {
+                let Some(ip) = ssrf_guard::literal(&target.host) else { continue };
+                if let Some(why) = ssrf_guard::forbids((ip, target.port).into(), all(), &own) {
                     let message = format!("{target} {why}, which providers may not use; name a server of your own");
                     faults.push(Fault::of(key, format!("at[{at}].{which}"), message));
                 }

@@ -76,7 +76,7 @@ pub struct Report {
     pub sessions: u64,
     /// The reason why the node reports itself unhealthy; empty if it is healthy.
     #[prost(string, tag = "7")]
-    pub unwell: String,
+    pub unhealthy: String,
     /// SHA-256 of each trusted CA certificate (DER). None: the node takes no orders about CAs.
     #[prost(bytes = "bytes", repeated, tag = "8")]
     pub authorities: Vec<Bytes>,

@@ -15,8 +15,8 @@ mod user;
 use std::fmt;
 use std::str::FromStr;
 
-use hermes_model::check::position::top_keys;
 use hermes_model::check::section::{Section, sections};
+use hermes_model::check::yaml_position::top_keys;
 use hermes_model::document::scalar::text_scalar;
 use hermes_model::{Position, Positions, Problem};
 use serde::de::{self, Deserializer};

@@ -68,7 +68,7 @@ fn metrics(push: &Push) -> String {
         ("enrolled", enrolled),
         ("connected", status(&|status| status.connections > 0)),
         ("refusing", status(&|status| status.connections > 0 && !status.refused.is_empty())),
-        ("unwell", status(&|status| status.connections > 0 && !status.unwell.is_empty())),
+        ("unhealthy", status(&|status| status.connections > 0 && !status.unhealthy.is_empty())),
     ];
     let states = states.map(|(state, count)| (format!("{{state=\"{state}\"}}"), count as u64));
     gauge("hermes_controller_nodes", "Nodes of the overlay.", &states);

@@ -32,7 +32,7 @@ pub struct NodeStatus {
     /// The number of sessions.
     pub sessions: u64,
     /// The reason why the node reports itself unhealthy; empty if it is healthy.
-    pub unwell: String,
+    pub unhealthy: String,
     /// Connections of a program beside the node that keeps its certificate.
     pub companions: usize,
     /// SHA-256 of each trusted CA certificate, in hex.

@@ -14,17 +14,17 @@
 
 pub mod contact_plan;
 mod engine;
-mod journal;
+mod journal_record;
+mod send_window;
 pub mod service;
 mod store;
 mod stream_state;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test")]
 mod tests;
-mod window;
 
 pub use engine::BY;
-pub use journal::Intent;
+pub use journal_record::Intent;
 pub use stream_state::Progress;
 
 /// The prefix of a failure's reason if nobody knows whether the origin has processed the request.

@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use self::state::{End, State, Storing};
 pub use self::stored::RestoredExchange;
 use super::engine::{Durability, Limits, Side};
-use super::journal::JournalRecord;
+use super::journal_record::JournalRecord;
 use super::store::Job;
 
 /// The reason why an exchange failed.

@@ -33,7 +33,7 @@ pub(super) use self::index::{StoredExchange, StoredStream};
 use self::queue::Queue;
 use self::reserve::Seen;
 pub(super) use self::reserve::is_full;
-use super::journal::{self, JournalRecord};
+use super::journal_record::{self, JournalRecord};
 use super::stream_state::{Progress, RECORD};
 
 /// Length at which a segment is closed.
@@ -368,7 +368,7 @@ impl Files {
         let mut put = Vec::with_capacity(notes.len());
         for (id, note) in notes {
             let begin = out.len() as u64;
-            let at = segment.length + begin + journal::put(*id, note, out) as u64;
+            let at = segment.length + begin + journal_record::put(*id, note, out) as u64;
             put.push(Put { id: *id, note: note.clone(), at, length: out.len() as u64 - begin });
         }
         let written = segment.file.write_all_at(out, segment.length);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::address_owner::Owner;
 use crate::mailbox::Mailbox;
-use crate::owner::Owner;
 
 /// Maximum sessions with one prefix.
 const MAX_CLAIMS: usize = 256;

@@ -14,7 +14,7 @@ use hermes_model::snapshot::Gateway;
 use hermes_wire::ip;
 use ipnet::IpNet;
 
-use crate::owner::Owner;
+use crate::address_owner::Owner;
 use crate::table::Table;
 
 /// Maximum prefixes of one owner at a time. Any number of its sessions share them. The limit keeps one owner from

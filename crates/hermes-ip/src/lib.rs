@@ -9,11 +9,11 @@
 //! for a session. [`address_translation`] is 1:1 NAT (RFC 3022), and [`flow_translation`] turns packets of TCP and UDP
 //! flows into packets for local sockets.
 
+pub mod address_owner;
 pub mod address_translation;
 pub mod claims;
 pub mod flow_translation;
 pub mod leases;
 pub mod mailbox;
-pub mod owner;
 pub mod packet_filter;
 pub mod table;

@@ -18,7 +18,6 @@ mod node;
 mod open_proxy;
 pub(crate) mod packets;
 mod policy;
-pub mod position;
 mod read;
 mod report;
 mod reverse_listener;
@@ -27,6 +26,7 @@ pub mod section;
 mod tree;
 mod unreachable_routes;
 mod upstream;
+pub mod yaml_position;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

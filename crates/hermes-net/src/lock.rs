@@ -128,7 +128,10 @@ mod tests {
             std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
             is_writable_by_all(&directory).unwrap()
         };
-        assert_eq!([mode(0o700), mode(0o755), mode(0o775), mode(0o777), mode(0o1777)], [false, false, false, true, true]);
+        assert_eq!(
+            [mode(0o700), mode(0o755), mode(0o775), mode(0o777), mode(0o1777)],
+            [false, false, false, true, true]
+        );
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

@@ -29,7 +29,7 @@ use crate::upstream::{ClientTls, UpstreamState};
 use crate::virtual_ip::VirtualIpPool;
 use hermes_transport::error::Error;
 use hermes_transport::headers::Via;
-use hermes_transport::runtime::shares::Shares;
+use hermes_transport::runtime::fair_shares::Shares;
 
 /// A map by name in the document. Requests look names up but do not choose them, so a fast hash without DoS protection
 /// is enough.

@@ -14,7 +14,7 @@ use hermes_custody::service::CustodyService;
 use crate::ip::{AddressLeases, Devices};
 use crate::rate_limit::RateLimiters;
 use hermes_outbound::outbound::Outbound;
-use hermes_transport::runtime::shares::Shares;
+use hermes_transport::runtime::fair_shares::Shares;
 
 /// The services of a node, which all workers share.
 pub(crate) struct Services {

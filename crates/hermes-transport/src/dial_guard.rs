@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use hermes_model::Snapshot;
-use hermes_model::guard;
+use hermes_model::ssrf_guard;
 use hermes_net::resolve::Resolver;
 
 const LISTENER: &str = "is where this node itself listens, and the route is guarded";
@@ -73,6 +73,6 @@ impl DialGuard {
             if is_here { SocketAddr::from(([0; 8], address.port())) } else { address }
         };
         let controllers = controllers.iter().map(|address| (everywhere(*address), CONTROLLER));
-        guard::forbids(to, listening.iter().copied().chain(admin).chain(controllers), own)
+        ssrf_guard::forbids(to, listening.iter().copied().chain(admin).chain(controllers), own)
     }
 }

@@ -7,10 +7,10 @@
 
 pub mod access_log;
 mod context;
+pub mod fair_shares;
 pub mod receive_budget;
 pub mod session;
 mod shared;
-pub mod shares;
 
 pub use self::context::{WorkerContext, yield_to_network};
 pub use self::shared::Shared;

@@ -333,7 +333,7 @@ impl Standing {
             refused: self.refused.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             program: self.program.clone(),
-            unwell: self.health.unwell.clone(),
+            unhealthy: self.health.unhealthy.clone(),
             authorities: self.identity.0.clone(),
             issuer: self.identity.1.clone(),
             identity_only: self.is_beside,
@@ -363,7 +363,7 @@ struct Health {
     /// Cumulative counts of ended and failed sessions, one entry a second, the newest last.
     counts: VecDeque<(u64, u64)>,
     /// The reason why the node is unhealthy; empty if it is healthy.
-    unwell: String,
+    unhealthy: String,
 }
 
 impl Health {
@@ -375,16 +375,16 @@ impl Health {
         }
         let (before, failed_before) = self.counts.front().copied().unwrap_or_default();
         let (ended, failed) = (ended.saturating_sub(before), failed.saturating_sub(failed_before));
-        let is_unwell = failed >= FEW && failed * SHARE >= ended;
-        let was_unwell = !self.unwell.is_empty();
-        if is_unwell {
+        let is_unhealthy = failed >= FEW && failed * SHARE >= ended;
+        let was_unhealthy = !self.unhealthy.is_empty();
+        if is_unhealthy {
             let seconds = self.counts.len() - 1;
-            self.unwell =
+            self.unhealthy =
                 format!("{failed} of {ended} sessions failed in {seconds} s, for a server's or this node's fault");
         } else {
-            self.unwell.clear();
+            self.unhealthy.clear();
         }
-        is_unwell != was_unwell
+        is_unhealthy != was_unhealthy
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use hermes_model::check::position::locate;
+use hermes_model::check::yaml_position::locate;
 use hermes_model::trust::own_overlay;
 use hermes_model::{Checked, Located, Problem, Snapshot, unproven};
 use hermes_net::tls::CertifiedKey;

@@ -660,7 +660,7 @@ impl Admin {
 
     /// Serves the endpoint on a Unix socket, and replaces a previous one.
     fn listen_locally(&mut self, path: &Path, node: &Node) {
-        // A rename replaces the socket of a previous process without a moment in which there is none.
+        // A rename replaces the socket of a previous process, so that callers find one at every moment.
         let temporary = path.with_extension(format!("sock.{}", std::process::id()));
         let _ = std::fs::remove_file(&temporary);
         let bound = listen_privately(&temporary).and_then(|listener| {

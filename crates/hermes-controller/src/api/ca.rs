@@ -65,7 +65,7 @@ pub(super) async fn show(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    api.operator(&peer, "authority-show", WHOSE)?;
+    api.operator(&peer, "ca-show", WHOSE)?;
     Ok(axum::Json(told(&api, &api.controller.view())).into_response())
 }
 
@@ -85,7 +85,7 @@ pub(super) async fn rotate(
     Extension(peer): Extension<Arc<Peer>>,
     body: Bytes,
 ) -> Result<Response, Problem> {
-    let what = if body.is_empty() { "authority-rotate" } else { "authority-import" };
+    let what = if body.is_empty() { "ca-rotate" } else { "ca-import" };
     let caller = api.operator(&peer, what, WHOSE)?;
     let done = async {
         let made = if body.is_empty() {
@@ -121,7 +121,7 @@ pub(super) async fn finish(
     Extension(peer): Extension<Arc<Peer>>,
     Query(options): Query<FinishOptions>,
 ) -> Result<Response, Problem> {
-    let caller = api.operator(&peer, "authority-finish", WHOSE)?;
+    let caller = api.operator(&peer, "ca-finish", WHOSE)?;
     let done = async {
         let view = api.controller.view();
         let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
@@ -134,7 +134,7 @@ pub(super) async fn finish(
         }
         Ok((api.controller.retire(&caller.by, since, options.force).await?, None))
     };
-    end(&api, (&caller, &peer), "authority-finish", done.await)
+    end(&api, (&caller, &peer), "ca-finish", done.await)
 }
 
 /// A message that names the nodes that block a step.
@@ -156,9 +156,9 @@ pub(super) async fn cancel(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
-    let caller = api.operator(&peer, "authority-cancel", WHOSE)?;
-    let done = api.controller.take_back_rotation(&caller.by).await.map(|revision| (revision, None));
-    end(&api, (&caller, &peer), "authority-cancel", done)
+    let caller = api.operator(&peer, "ca-cancel", WHOSE)?;
+    let done = api.controller.cancel_rotation(&caller.by).await.map(|revision| (revision, None));
+    end(&api, (&caller, &peer), "ca-cancel", done)
 }
 
 fn end(

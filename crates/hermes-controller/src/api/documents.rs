@@ -190,7 +190,7 @@ async fn change(
         (Some((of, why)), _) if *of == outcome.revision => {
             // Only the operator sees which node failed.
             let why = if caller.provider.is_none() { why } else { "nodes failed after the change; ask the operator" };
-            answer["taken-back"] = why.into();
+            answer["rolled-back"] = why.into();
         }
         (_, Some(waved)) if waved.of == outcome.revision && caller.provider.is_none() => {
             answer["rollout"] = rollout::told(&view);

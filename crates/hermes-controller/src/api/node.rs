@@ -42,7 +42,7 @@ fn standing(view: &StateView, name: &Name, document: &document::Node, status: &N
         "current": wanted.as_ref() == Some(&status.running),
         "draining": document.is_draining(),
         "sessions": status.sessions,
-        "unwell": status.unwell,
+        "unhealthy": status.unhealthy,
         "revision": view.watched(name).given.since,
         "refused": status.refused,
         "version": status.version,

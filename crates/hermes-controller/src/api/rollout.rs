@@ -58,7 +58,7 @@ pub(super) async fn cancel(
         Some(waved) if is_own && caller.provider.is_some() => (caller, waved.of),
         _ => going(&api, &peer, "cancel")?,
     };
-    let done = api.controller.take_back(&caller.by, of, format!("canceled by {}", caller.by)).await;
+    let done = api.controller.roll_back(&caller.by, of, format!("canceled by {}", caller.by)).await;
     end(&api, (&caller, &peer), "cancel", of, done)
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use rpds::RedBlackTreeMapSync;
 
-use super::alternate::Alternates;
 use super::graph::Graph;
+use super::loop_free_alternate::Alternates;
 use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Audience, Key, Name, Node};
 

@@ -43,7 +43,7 @@ impl Controller {
     ///
     /// # Errors
     /// The documents cannot be restored, or the store cannot be written.
-    pub async fn take_back(&self, by: &str, of: Revision, why: String) -> Result<(), ApplyError> {
+    pub async fn roll_back(&self, by: &str, of: Revision, why: String) -> Result<(), ApplyError> {
         let view = self.view();
         let Some(waved) = view.state.rollout.as_ref().filter(|waved| waved.of == of) else { return Ok(()) };
         let (mut put, mut delete) = (Vec::new(), Vec::new());

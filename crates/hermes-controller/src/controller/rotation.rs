@@ -179,7 +179,7 @@ impl Controller {
     ///
     /// # Errors
     /// No rotation is in progress, or the store cannot be written.
-    pub async fn take_back_rotation(&self, by: &str) -> Result<Revision, ApplyError> {
+    pub async fn cancel_rotation(&self, by: &str) -> Result<Revision, ApplyError> {
         let judge = |view: &StateView| {
             let rotation = view.state.rotation.as_deref().ok_or_else(|| ApplyError::NotReady(NONE.to_owned()))?;
             if !rotation.is_leaving {

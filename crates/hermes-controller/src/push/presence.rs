@@ -47,7 +47,7 @@ impl ConnectedNode {
     }
 
     pub(crate) fn hear(&self, report: &Report) {
-        let Report { running, tried, refused, version, program, sessions, unwell, .. } = report;
+        let Report { running, tried, refused, version, program, sessions, unhealthy, .. } = report;
         let said = Identity::of(report);
         self.push.note(&self.node, |status| {
             status.has_reported = !report.more;
@@ -67,7 +67,7 @@ impl ConnectedNode {
                 running: hex(&running[..running.len().min(64)]),
                 tried: *tried,
                 refused: shortened(refused),
-                unwell: shortened(unwell),
+                unhealthy: shortened(unhealthy),
                 version: crate::audit::visible(&version.chars().take(64).collect::<String>()),
                 program: hex(&program[..program.len().min(64)]),
                 sessions: *sessions,

@@ -69,8 +69,8 @@ impl Push {
             Ok(()) => self.controller.go_on(step.id()).await,
             Err(why) => {
                 let about = Some(format!("revision {of} at step {number}: {why}"));
-                self.audit.tell(Event { what: "take-back", by: Some("controller"), about, ..Event::default() });
-                self.controller.take_back("controller", of, why).await
+                self.audit.tell(Event { what: "roll-back", by: Some("controller"), about, ..Event::default() });
+                self.controller.roll_back("controller", of, why).await
             }
         };
         if let Err(error) = done {
@@ -98,7 +98,8 @@ impl Push {
         };
         self.heard(WAVE_TIMEOUT, || step.current().keys().any(is_there) || comes_nobody()).await;
         let there: Vec<_> = step.current().keys().filter(|node| is_there(node)).collect();
-        let were_unwell: BTreeSet<_> = there.iter().filter(|node| !self.status_of(node).unwell.is_empty()).collect();
+        let were_unhealthy: BTreeSet<_> =
+            there.iter().filter(|node| !self.status_of(node).unhealthy.is_empty()).collect();
         self.taken(step, WAVE_TIMEOUT).await?;
         if there.is_empty() {
             return Ok(());
@@ -110,14 +111,15 @@ impl Push {
             let gone = there.iter().find(|node| !is_there(node) && view.state.members.contains_key(**node));
             let gone = gone.map(|node| format!("node {node} disconnected after revision {}", step.id().0));
             // A node that was unhealthy before the step does not count.
-            let unwell = || {
-                let fallen = |node: &&&Name| !were_unwell.contains(*node) && !self.status_of(node).unwell.is_empty();
+            let unhealthy = || {
+                let fallen =
+                    |node: &&&Name| !were_unhealthy.contains(*node) && !self.status_of(node).unhealthy.is_empty();
                 there
                     .iter()
                     .find(fallen)
-                    .map(|node| format!("node {node} is unhealthy: {}", self.status_of(node).unwell))
+                    .map(|node| format!("node {node} is unhealthy: {}", self.status_of(node).unhealthy))
             };
-            why = gone.or_else(unwell);
+            why = gone.or_else(unhealthy);
             why.is_some()
         };
         self.heard(settle, is_wrong).await;

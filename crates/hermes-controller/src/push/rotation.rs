@@ -87,7 +87,7 @@ impl Push {
             if is_wanted && is_ready && !is_early {
                 match self.controller.switch("controller", since).await {
                     Ok(revision) => {
-                        let event = Event { what: "authority-switch", by: Some("controller"), ..Event::default() };
+                        let event = Event { what: "ca-switch", by: Some("controller"), ..Event::default() };
                         self.audit.tell(Event { revision: Some(revision), ..event });
                         continue;
                     }

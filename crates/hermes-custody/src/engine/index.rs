@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use hermes_wire::custody::{Direction, ExchangeId, Record};
 
-use super::super::window::SendWindow;
+use super::super::send_window::SendWindow;
 use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 

@@ -12,7 +12,7 @@ use hermes_wire::custody::{Direction, ExchangeId, Record};
 
 use super::super::OUTCOME_UNKNOWN;
 use super::super::engine::{Appended, Durability, Engine, Entry, MAX_CUSTODY_TIME, Output, RestoredStream, Side};
-use super::super::journal::{Intent, JournalRecord};
+use super::super::journal_record::{Intent, JournalRecord};
 use super::super::store::{Job, Store, StoredExchange, StoredStream};
 use super::Failure;
 use super::abandoned::MAX_ABANDONED_RESPONSES;

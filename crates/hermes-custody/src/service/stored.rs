@@ -14,7 +14,7 @@ use hermes_wire::custody::{Direction, ExchangeId};
 use tokio::sync::oneshot;
 
 use super::super::engine::Durability;
-use super::super::journal::{Intent, JournalRecord};
+use super::super::journal_record::{Intent, JournalRecord};
 use super::super::store::{Job, Reader, Safe, Store, is_full};
 use super::super::stream_state::Progress;
 use super::state::Storing;

@@ -12,13 +12,13 @@ use bytes::{Bytes, BytesMut};
 use hermes_wire::custody::{Direction, ExchangeId};
 
 use super::super::engine::Side;
-use super::super::journal::{self, Intent, JournalRecord};
+use super::super::journal_record::{self, Intent, JournalRecord};
 use super::super::stream_state::Progress;
 use super::Segment;
 
 /// Length of an end mark, and estimated length of the entries without data, which move along with any part of their
 /// exchange.
-const END: u64 = journal::FRAME as u64 + 17;
+const END: u64 = journal_record::FRAME as u64 + 17;
 const BEGIN: u64 = 300;
 
 /// A range of a stream.

@@ -7,7 +7,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::super::journal::JournalRecord;
+use super::super::journal_record::JournalRecord;
 use super::{Job, SMALL};
 
 /// Minimum interval between writes of bulk data. A write is immediate if the last one was longer ago.
@@ -197,7 +197,7 @@ mod tests {
     use hermes_wire::custody::{Direction, ExchangeId};
 
     use super::*;
-    use crate::journal::Intent;
+    use crate::journal_record::Intent;
 
     fn keep(note: JournalRecord) -> Job {
         Job::Keep { id: ExchangeId([1; 16]), note, is_synced: false }

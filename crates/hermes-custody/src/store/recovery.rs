@@ -13,7 +13,7 @@ use hermes_net::lock::open_own;
 use hermes_wire::custody::ExchangeId;
 
 use super::super::engine::Side;
-use super::super::journal::{self, Intent, JournalRecord};
+use super::super::journal_record::{self, Intent, JournalRecord};
 use super::{Files, Segment, StoredExchange};
 
 impl Files {
@@ -32,7 +32,7 @@ impl Files {
             (&*segment.file).read_to_end(&mut bytes)?;
             let whole = bytes.len() as u64;
             let mut rest = Bytes::from(bytes);
-            while let Some(found) = journal::first(&rest) {
+            while let Some(found) = journal_record::first(&rest) {
                 let at = segment.length + found.at as u64;
                 self.index.add(found.id, &found.note, number, at, found.length as u64);
                 segment.length += found.length as u64;
@@ -41,7 +41,7 @@ impl Files {
             if segment.length < whole {
                 // A killed process leaves an incomplete record at the end of the last segment; a loss of power leaves
                 // zeros.
-                let is_unfinished = journal::is_unfinished(&rest) || rest.iter().all(|byte| *byte == 0);
+                let is_unfinished = journal_record::is_unfinished(&rest) || rest.iter().all(|byte| *byte == 0);
                 let is_cut = Some(number) == last && is_unfinished;
                 let (path, left_out) = (segment.path.display(), whole - segment.length);
                 if is_cut {

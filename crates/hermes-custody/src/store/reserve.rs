@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hermes_net::lock::{allocate, available, open_own};
 
-use super::super::journal::JournalRecord;
+use super::super::journal_record::JournalRecord;
 use super::{DISK_FULL_RETRY_INTERVAL, Files, Pending, Reader};
 
 /// Sizes of the reserve file beside the segments. Its space lets live entries move on a full file system. The largest

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::engine::Side;
-use crate::journal::Intent;
+use crate::journal_record::Intent;
 
 /// Records all reports of the store.
 #[derive(Default)]

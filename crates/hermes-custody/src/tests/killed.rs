@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use hermes_wire::custody::{Direction, ExchangeId, Record};
 
 use super::super::engine::{Appended, Durability, Engine, Entry, Limits, Output, RestoredStream, Side};
-use super::super::journal::{Intent, JournalRecord};
+use super::super::journal_record::{Intent, JournalRecord};
 use super::super::store::{Job, Opened, Reader, Safe, Store, StoredStream};
 use super::super::stream_state::Progress;
 use super::{account, byte_at, content, engine, name};

@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use hermes_wire::custody::{AckReason, Direction, Record};
 
 use super::super::engine::{Durability, Engine, Entry, Limits, Output, RestoredStream, Side};
-use super::super::journal::{self, Intent, JournalRecord};
+use super::super::journal_record::{self, Intent, JournalRecord};
 use super::super::service::CustodyService;
 use super::super::stream_state::Progress;
 use super::alone::{DISK, ID, NOW, begun, data, gone, held, say, write};
@@ -181,8 +181,8 @@ fn a_doubt_survives_a_restart() {
     let begin = |notes: &mut BytesMut| {
         let (from, to, account) = (Side::Peer(name(0)), Side::Here, account());
         let begin = JournalRecord::Begin { from, account: account.clone(), deadline: u64::MAX >> 2, life: 1000 };
-        journal::put(ID, &begin, notes);
-        journal::put(ID, &JournalRecord::Lead { to, account, is_tunnel: false }, notes);
+        journal_record::put(ID, &begin, notes);
+        journal_record::put(ID, &JournalRecord::Lead { to, account, is_tunnel: false }, notes);
     };
     let intent = || {
         let office = Arc::new(CustodyService::new());

@@ -42,8 +42,8 @@ use super::connect::{Destination, connect};
 use crate::reverse::ReversePeer;
 use crate::upstream::{ClientTls, InFlight};
 use hermes_transport::error::Error;
+use hermes_transport::runtime::fair_shares::{Bound, Owner, Share, Shares};
 use hermes_transport::runtime::session::{Connection, SessionEntry};
-use hermes_transport::runtime::shares::{Bound, Owner, Share, Shares};
 use hermes_transport::stream::StreamLease;
 
 /// The identity of a pool.

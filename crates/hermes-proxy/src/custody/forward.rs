@@ -28,8 +28,8 @@ use hermes_outbound::upstream::UpstreamState;
 use hermes_transport::body::{Body, BoxedBody, settle_length};
 use hermes_transport::error::Error;
 use hermes_transport::headers;
+use hermes_transport::runtime::fair_shares::Owner;
 use hermes_transport::runtime::session::SessionEntry;
-use hermes_transport::runtime::shares::Owner;
 
 /// An exchange whose client waits at this node. If the client leaves, the exchange fails, or waits for a client that
 /// sends the same request.

@@ -14,8 +14,8 @@ use std::time::Duration;
 pub(crate) use self::attempts::handle;
 use crate::worker::Worker;
 use hermes_transport::error::Error;
+use hermes_transport::runtime::fair_shares::{Bound, Owner, Share};
 use hermes_transport::runtime::session::SessionEntry;
-use hermes_transport::runtime::shares::{Bound, Owner, Share};
 
 /// The maximum back-off if nothing reached the origin: it is not overloaded, and a path may exist only for a second.
 const UNREACHED: Duration = Duration::from_secs(1);

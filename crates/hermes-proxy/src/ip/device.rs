@@ -23,10 +23,10 @@ use tokio::time::Instant;
 
 use self::local::Elsewhere;
 pub(crate) use self::local::{Devices, LocalDevice, Share};
+use hermes_ip::address_owner::Owner;
 use hermes_ip::claims::{Claim, ClaimError, Claims, Scope};
 use hermes_ip::leases::{AddressLeases, AddressRequest};
 use hermes_ip::mailbox::Mailbox;
-use hermes_ip::owner::Owner;
 use hermes_ip::table::Table;
 use hermes_transport::runtime::{Shared, WorkerContext};
 

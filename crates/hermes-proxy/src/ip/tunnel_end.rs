@@ -26,9 +26,9 @@ use tokio::time::Sleep;
 
 use super::device::{LocalDevice, RouteScope};
 use super::link::Link;
+use hermes_ip::address_owner::Owner;
 use hermes_ip::address_translation::AddressTranslation;
 use hermes_ip::claims::{ClaimError, Scope};
-use hermes_ip::owner::Owner;
 use hermes_ip::packet_filter::Rules;
 use hermes_transport::datagram::{Batch, DevicePort, MAX_WORK_PER_TURN, Other};
 use hermes_transport::log_throttle::LogThrottle;

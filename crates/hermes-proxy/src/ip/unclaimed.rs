@@ -11,9 +11,9 @@ use bytes::Bytes;
 use ipnet::IpNet;
 
 use super::device::{LocalDevice, RouteScope};
+use hermes_ip::address_owner::Owner;
 use hermes_ip::claims::Scope;
 use hermes_ip::mailbox::Mailbox;
-use hermes_ip::owner::Owner;
 
 /// A claim of a prefix, for packets that no more specific claim takes.
 pub(crate) struct UnclaimedPackets {

@@ -28,7 +28,7 @@ use hermes_outbound::generation::ListenerState;
 use hermes_outbound::virtual_ip::{TTL, VirtualIpPool};
 use hermes_transport::metrics::QuestionLabels;
 use hermes_transport::oneshot::Oneshot;
-use hermes_transport::runtime::shares::{Bound, Holder, Owner, Share};
+use hermes_transport::runtime::fair_shares::{Bound, Holder, Owner, Share};
 use hermes_transport::runtime::yield_to_network;
 
 /// Receive calls before other tasks run.

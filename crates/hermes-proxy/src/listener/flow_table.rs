@@ -17,7 +17,7 @@ use hermes_net::udp::UdpSocket;
 
 use crate::worker::Worker;
 use hermes_transport::datagram::FlowQueue;
-use hermes_transport::runtime::shares::{Bound, Owner, Share, Shares};
+use hermes_transport::runtime::fair_shares::{Bound, Owner, Share, Shares};
 
 /// Datagrams of a failed flow are dropped for this time (milliseconds).
 const PENALTY: u64 = 1000;

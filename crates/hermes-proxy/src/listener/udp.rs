@@ -24,7 +24,7 @@ use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
 use hermes_transport::datagram::{CLOSE_TIMEOUT, Flow, FlowQueue, Port};
 use hermes_transport::oneshot::Oneshot;
-use hermes_transport::runtime::shares::Share;
+use hermes_transport::runtime::fair_shares::Share;
 use hermes_transport::runtime::yield_to_network;
 
 /// Rounds of detaching flows when a listener ends. Each round handles flows that began in the round before.

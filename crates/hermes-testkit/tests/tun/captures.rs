@@ -13,7 +13,7 @@ use hermes_testkit::skip::needs_root;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::lab::{IO_TIMEOUT, UPLINK, WORLD, connect, inside, rules};
+use crate::lab::{IO_TIMEOUT, UPLINK, WORLD, alone, connect, inside, rules};
 
 const ALL: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
@@ -81,6 +81,7 @@ fn a_capture_of_everything_leaves_our_own_sockets_and_the_local_network_alone() 
     if !needs_root("a_capture_of_everything_leaves_our_own_sockets_and_the_local_network_alone") {
         return;
     }
+    let _alone = alone();
     for (family, all) in ALL.into_iter().enumerate() {
         let (here, world) = (Namespace::new().unwrap(), Namespace::new().unwrap());
         connect(&here, &world);
@@ -162,6 +163,7 @@ fn the_longest_prefix_wins_among_captures_and_routes() {
     if !needs_root("the_longest_prefix_wins_among_captures_and_routes") {
         return;
     }
+    let _alone = alone();
     let namespace = Namespace::new().unwrap();
     namespace.ip(&["link", "add", "lan", "type", "veth", "peer", "name", "switch"]).unwrap();
     for end in ["lan", "switch"] {
@@ -235,6 +237,7 @@ fn the_rules_of_a_killed_process_are_removed_and_no_others() {
     if !needs_root("the_rules_of_a_killed_process_are_removed_and_no_others") {
         return;
     }
+    let _alone = alone();
     let namespace = Namespace::new().unwrap();
     inside(&namespace, || {
         let (one, _queue) = device("ht0");
@@ -262,6 +265,7 @@ fn a_capture_that_would_cut_us_off_is_refused() {
     if !needs_root("a_capture_that_would_cut_us_off_is_refused") {
         return;
     }
+    let _alone = alone();
     let (here, world) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     connect(&here, &world);
     here.sysctl("net/ipv4/conf/uplink/rp_filter", "1").unwrap();
@@ -282,6 +286,7 @@ fn released_prefixes_are_not_captured_again_by_a_change() {
     if !needs_root("released_prefixes_are_not_captured_again_by_a_change") {
         return;
     }
+    let _alone = alone();
     let namespace = Namespace::new().unwrap();
     inside(&namespace, || {
         let (device, _queue) = device("ht0");

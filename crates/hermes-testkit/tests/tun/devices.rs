@@ -10,7 +10,7 @@ use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::lab::{DirectionCounters, IO_TIMEOUT, inside, is_local, joined};
+use crate::lab::{DirectionCounters, IO_TIMEOUT, alone, inside, is_local, joined};
 
 const MTU: usize = 1400;
 /// The addresses of both ends.
@@ -81,6 +81,7 @@ fn bulk_tcp_goes_through_two_devices_in_super_packets() {
     if !needs_root("bulk_tcp_goes_through_two_devices_in_super_packets") {
         return;
     }
+    let _alone = alone();
     let bytes = 64 << 20;
     let expected = summed(0, 0, &pattern(bytes));
     for address in ENDS[1] {
@@ -121,6 +122,7 @@ fn a_run_of_datagrams_is_one_super_packet() {
     if !needs_root("a_run_of_datagrams_is_one_super_packet") {
         return;
     }
+    let _alone = alone();
     let contents = pattern(12_000);
     let send = |socket: &UdpSocket, to| {
         setsockopt(socket, sockopt::UdpGsoSegment, &1200).unwrap();
@@ -144,6 +146,7 @@ fn a_long_datagram_is_fragments_of_the_size_of_the_route() {
     if !needs_root("a_long_datagram_is_fragments_of_the_size_of_the_route") {
         return;
     }
+    let _alone = alone();
     let contents = pattern(60_000);
     let send = |socket: &UdpSocket, to| assert_eq!(socket.send_to(&contents, to).unwrap(), contents.len());
     let receive = |socket: &UdpSocket| {
@@ -161,6 +164,7 @@ fn a_device_ends_with_its_queues_and_a_name_is_had_once() {
     if !needs_root("a_device_ends_with_its_queues_and_a_name_is_had_once") {
         return;
     }
+    let _alone = alone();
     let namespace = Namespace::new().unwrap();
     inside(&namespace, || {
         let (_device, queues) = Device::create("ht0", 3, 65_535).unwrap();
@@ -185,6 +189,7 @@ fn a_route_of_somebody_else_is_left_alone() {
     if !needs_root("a_route_of_somebody_else_is_left_alone") {
         return;
     }
+    let _alone = alone();
     let namespace = Namespace::new().unwrap();
     let (device, _queue) = device(&namespace, 0);
     for prefix in ["10.60.0.0/16", "fd60::/32", "0.0.0.0/0", "::/0"] {

@@ -9,7 +9,7 @@ use hermes_net::tun::{Device, IdleQueue, Route};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
-use crate::lab::{IO_TIMEOUT, UPLINK, WORLD, connect, inside, joined, output};
+use crate::lab::{IO_TIMEOUT, UPLINK, WORLD, alone, connect, inside, joined, output};
 
 /// The prefixes behind the gateway.
 const BEHIND: [&str; 2] = ["10.90.0.0/24", "fd90::/64"];
@@ -28,6 +28,7 @@ fn users_reach_the_world_with_the_address_of_the_gateway() {
     if !needs_root("users_reach_the_world_with_the_address_of_the_gateway") {
         return;
     }
+    let _alone = alone();
     let [user, gateway, world] = [(); 3].map(|()| Namespace::new().unwrap());
     connect(&gateway, &world);
     let (users, queue) = inside(&user, || {
@@ -82,6 +83,7 @@ fn only_tables_of_removed_devices_are_deleted() {
     if !needs_root("only_tables_of_removed_devices_are_deleted") {
         return;
     }
+    let _alone = alone();
     let namespace = Namespace::new().unwrap();
     inside(&namespace, || {
         output(

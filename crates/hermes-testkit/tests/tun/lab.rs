@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,13 @@ use hermes_testkit::netns::Namespace;
 
 /// Timeout of every wait.
 pub(crate) const IO_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Lets one test run at a time: `hermes_net` finds the devices of its process by their interface index, which devices of
+/// several namespaces share.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs something on a thread inside a namespace.
 pub(crate) fn inside<T: Send>(namespace: &Namespace, what: impl FnOnce() -> T + Send) -> T {

@@ -4,7 +4,7 @@ use hermes_net::host::watch::{HostChange, HostWatch};
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::skip::needs_root;
 
-use crate::lab::{IO_TIMEOUT, connect, inside};
+use crate::lab::{IO_TIMEOUT, alone, connect, inside};
 
 async fn comes(watch: &mut HostWatch, wanted: HostChange) {
     let seen = async { while watch.next().await.unwrap() != wanted {} };
@@ -16,6 +16,7 @@ fn changes_of_links_addresses_and_default_routes_are_reported() {
     if !needs_root("changes_of_links_addresses_and_default_routes_are_reported") {
         return;
     }
+    let _alone = alone();
     let (here, world) = (Namespace::new().unwrap(), Namespace::new().unwrap());
     connect(&here, &world);
     inside(&here, || {

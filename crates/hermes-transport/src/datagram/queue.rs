@@ -17,7 +17,7 @@ use super::outgoing::poll_send_for;
 use crate::h3::Inbox;
 use crate::oneshot::Oneshot;
 use crate::runtime::WorkerContext;
-use crate::runtime::shares::Holder;
+use crate::runtime::fair_shares::Holder;
 
 /// Silence of the client after which a flow counts as idle (milliseconds).
 const IDLE_AFTER: u64 = 1000;

@@ -21,8 +21,8 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::Shared;
 use super::access_log::{LogSender, Records};
+use super::fair_shares::{Entries, Shares};
 use super::session::SessionTables;
-use super::shares::{Entries, Shares};
 use crate::token_bucket::TokenBucket;
 
 /// The limit of ICMP errors of a worker in a second; each session has a much lower one.

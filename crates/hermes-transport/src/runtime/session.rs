@@ -31,8 +31,8 @@ use super::WorkerContext;
 use crate::error::Error;
 use crate::headers;
 use crate::oneshot::Oneshot;
+use crate::runtime::fair_shares::{Bound, Holder, Owner, Share};
 use crate::runtime::receive_budget::{self, Inboxes};
-use crate::runtime::shares::{Bound, Holder, Owner, Share};
 
 /// The state of a session; decides which timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 
-use super::shares::Shares;
+use super::fair_shares::Shares;
 use crate::dial_guard::DialGuard;
 use crate::log_throttle::LogThrottle;
 use crate::metrics::Metrics;

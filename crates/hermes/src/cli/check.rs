@@ -12,7 +12,7 @@ use clap::Parser;
 use hermes_controller::catalog::Catalog;
 use hermes_controller::compile;
 use hermes_controller::document::{self as overlay, Fault, Key, Kind, Resource};
-use hermes_model::check::position::locate;
+use hermes_model::check::yaml_position::locate;
 use hermes_model::{Checked, Located, Position, Positions, Problem, Snapshot};
 use hermes_net::tls::{CertifiedKey, TlsError};
 

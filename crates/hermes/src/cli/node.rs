@@ -247,7 +247,7 @@ fn aligned(rows: &[[String; 9]]) -> String {
 
 fn state(node: &Value) -> String {
     let refused = node["refused"].as_str().filter(|reason| !reason.is_empty());
-    let unwell = node["unwell"].as_str().filter(|reason| !reason.is_empty());
+    let unhealthy = node["unhealthy"].as_str().filter(|reason| !reason.is_empty());
     match (is(node, "enrolled"), is(node, "connected"), refused, is(node, "current")) {
         (false, ..) => {
             let why = if is(node, "revoked") { "revoked" } else { "never enrolled" };
@@ -257,7 +257,7 @@ fn state(node: &Value) -> String {
         (_, _, Some(reason), _) => format!("refuses its document: {reason}"),
         (_, _, None, true) if is(node, "draining") => "draining".to_owned(),
         (_, _, None, true) => {
-            unwell.map_or_else(|| "running".to_owned(), |why| format!("running, and not well: {why}"))
+            unhealthy.map_or_else(|| "running".to_owned(), |why| format!("running, unhealthy: {why}"))
         }
         (_, _, None, false) => "changing".to_owned(),
     }

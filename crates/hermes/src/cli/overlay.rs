@@ -265,8 +265,8 @@ fn outcome(answer: &Value, is_dry: bool, json: bool) -> anyhow::Result<ExitCode>
     let nodes = answer["nodes"].as_object();
     let has_refused = nodes.is_some_and(|nodes| nodes.values().any(is_refused));
     super::print(&if json { format!("{answer}\n") } else { told(answer, is_dry) })?;
-    let is_taken_back = answer["taken-back"].is_string();
-    Ok(if has_refused || is_taken_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let is_rolled_back = answer["rolled-back"].is_string();
+    Ok(if has_refused || is_rolled_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Formats the outcome of a change.
@@ -319,8 +319,8 @@ pub(super) fn told(answer: &Value, is_dry: bool) -> String {
     if !is_dry {
         let _ = writeln!(text, "revision {}", answer["revision"]);
     }
-    if let Some(why) = answer["taken-back"].as_str() {
-        let _ = writeln!(text, "taken back: {why}");
+    if let Some(why) = answer["rolled-back"].as_str() {
+        let _ = writeln!(text, "rolled back: {why}");
     }
     if let Some(step) = answer["rollout"]["step"].as_u64() {
         let all = step + answer["rollout"]["remaining"].as_u64().unwrap_or_default();

@@ -52,7 +52,7 @@ fn told(answer: &Value) -> String {
     };
     if let Some(of) = answer["failed"]["revision"].as_u64() {
         let why = answer["failed"]["reason"].as_str().unwrap_or_default();
-        text += &format!("revision {of} was taken back: {why}\n");
+        text += &format!("revision {of} was rolled back: {why}\n");
     }
     text
 }

@@ -107,14 +107,14 @@ async fn what_is_taken_back_leaves_nobody_behind() {
     let directory = tempfile::tempdir().unwrap();
     let controller = begin(directory.path()).await;
     let before = issued(&controller);
-    assert!(matches!(controller.take_back_rotation("x").await, Err(ApplyError::NotReady(_))));
+    assert!(matches!(controller.cancel_rotation("x").await, Err(ApplyError::NotReady(_))));
     controller.rotate("x", next()).await.unwrap();
-    controller.take_back_rotation("x").await.unwrap();
+    controller.cancel_rotation("x").await.unwrap();
     assert_eq!(issued(&controller).1, before.1);
     controller.rotate("x", next()).await.unwrap();
     controller.switch("x", since(&controller)).await.unwrap();
     let switched = issued(&controller);
-    controller.take_back_rotation("x").await.unwrap();
+    controller.cancel_rotation("x").await.unwrap();
     let back = issued(&controller);
     all_believe(&[switched, back.clone()]);
     assert!(believes(&before, &back));
@@ -255,7 +255,7 @@ async fn what_was_looked_at_is_what_ends() {
     let controller = begin(directory.path()).await;
     controller.rotate("x", next()).await.unwrap();
     let looked_at = since(&controller);
-    controller.take_back_rotation("x").await.unwrap();
+    controller.cancel_rotation("x").await.unwrap();
     controller.rotate("x", next()).await.unwrap();
     let other = looked_at.wrapping_sub(1);
     assert!(matches!(controller.retire("x", other, true).await, Err(ApplyError::NotReady(_))));

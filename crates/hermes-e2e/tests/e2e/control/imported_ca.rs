@@ -131,7 +131,7 @@ async fn a_ca_that_cannot_sign_is_rejected() {
     let shown = fixture.hermes_ok(&["ca", "show"], "");
     assert!(!shown.contains("is to sign"), "{shown}");
     let audit = hermes_testkit::control::audit(&fixture.state("controller"));
-    assert!(audit.contains("\"what\":\"authority-import\"") && !audit.contains("PRIVATE"), "{audit}");
+    assert!(audit.contains("\"what\":\"ca-import\"") && !audit.contains("PRIVATE"), "{audit}");
 }
 
 /// A root of its own that `openssl` makes.

@@ -98,7 +98,7 @@ async fn a_node_revoked_during_a_rollout_does_not_block_it() {
         until("the first one runs it", || timeouts(&fixture).contains(&timeout.to_owned())).await;
         fixture.hermes_ok(&["node", "revoke", node], "");
         until("it is over", || fixture.hermes_ok(&["rollout", "show"], "").contains("nothing goes out")).await;
-        assert!(!fixture.hermes_ok(&["rollout", "show"], "").contains("taken back"), "{node}");
+        assert!(!fixture.hermes_ok(&["rollout", "show"], "").contains("rolled back"), "{node}");
         assert_eq!(timeouts(&fixture)[1], timeout);
     }
 }
@@ -116,13 +116,13 @@ async fn a_change_that_a_node_rejects_is_rolled_back_before_other_nodes() {
         .replace(&format!("bind: \"{}\"", fixture.socket(9444)), &format!("bind: \"{}\"", fixture.socket(9999)));
     let output = fixture.hermes(&["apply", "-f", "-"], &wrong);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("taken back: node b refused it"), "{text}");
+    assert!(text.contains("rolled back: node b refused it"), "{text}");
     assert_eq!(output.status.code(), Some(1));
     until("all run what was", || timeouts(&fixture) == ["1s", "1s", "1s"]).await;
     let get = fixture.hermes_ok(&["get", "Node/b"], "");
     assert!(get.contains(":9444") && !get.contains(":9999"), "{get}");
     let audit = hermes_testkit::control::audit(&fixture.state("controller"));
-    assert!(audit.contains("take-back"), "{audit}");
+    assert!(audit.contains("roll-back"), "{audit}");
 }
 
 /// Two servers of one service, and a device that uses it; where they find its origin.
@@ -152,9 +152,9 @@ async fn a_change_that_fails_sessions_is_rolled_back() {
     fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], &served(&fixture, 7999));
     let is_back = || {
         let _ = fixture.get("APP");
-        fixture.hermes_ok(&["rollout", "show"], "").contains("was taken back: node a is unhealthy: ")
+        fixture.hermes_ok(&["rollout", "show"], "").contains("was rolled back: node a is unhealthy: ")
     };
-    until("it is taken back", is_back).await;
+    until("it is rolled back", is_back).await;
     let untouched = std::fs::read_to_string(fixture.state("b/document.json")).unwrap();
     assert!(!untouched.contains(":7999"), "the second one has never had it");
     fixture.until_answers("APP", "one").await;

@@ -141,7 +141,7 @@ async fn an_authority_is_rotated_under_traffic() {
     assert_ne!(std::fs::read_to_string(&idle).unwrap(), stale, "it was written anew");
     assert!(used(&idle) > 1 && fixture.hermes(&list, "").status.success());
     let audit = hermes_testkit::control::audit(&fixture.state("controller"));
-    for what in ["authority-rotate", "authority-switch", "authority-finish", "operator-renew"] {
+    for what in ["ca-rotate", "ca-switch", "ca-finish", "operator-renew"] {
         assert!(audit.contains(&format!("\"what\":\"{what}\"")), "{what}: {audit}");
     }
 }
@@ -220,5 +220,5 @@ async fn an_administrator_of_a_provider_rotates_nothing() {
     fixture.hermes_ok(&["ca", "finish"], "");
     assert!(acme(&["get"]).status.success() && acme(&["get"]).status.success());
     let audit = hermes_testkit::control::audit(&fixture.state("controller"));
-    assert!(audit.contains("\"what\":\"authority-rotate\",\"by\":\"provider/acme/joe\""), "{audit}");
+    assert!(audit.contains("\"what\":\"ca-rotate\",\"by\":\"provider/acme/joe\""), "{audit}");
 }

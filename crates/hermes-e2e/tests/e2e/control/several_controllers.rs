@@ -16,7 +16,7 @@ async fn any_controller_may_die_and_the_store_may() {
         let output = fixture.hermes_at("second", args, input);
         String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap()
     };
-    // The laptop's sessions failed until the server ran, so it may be reported as unwell for a moment.
+    // The laptop's sessions failed until the server ran, so it may be reported as unhealthy for a moment.
     let both_run = || at_second(&["node", "list"], "").matches(" running\n").count() == 2;
     until("the second one knows that both run", both_run).await;
     let text = at_second(&["apply", "-f", "-"], &fixture.documents(7002));

@@ -101,21 +101,22 @@ async fn a_device_that_no_upstream_names_any_more_is_let_go_and_taken_again() {
 
 /// Sessions go to those who are there; the health of a node is asked for over its own connection.
 #[tokio::test]
-async fn several_nodes_are_balanced_and_the_absent_and_unwell_left_out() {
+async fn several_nodes_are_balanced_and_the_absent_and_unhealthy_left_out() {
     let (overlay, services) = (overlay(), Services::start().unwrap());
-    let names = "[{node: device}, {node: unwell}, {node: absent}], health: {path: /healthz, interval: 100ms}";
+    let names = "[{node: device}, {node: unhealthy}, {node: absent}], health: {path: /healthz, interval: 100ms}";
     let document = HUB.replace("[{node: device}]", names);
     let hub = overlay.node("hub").document(&document).with("WORKERS", 2).with("AT", "127.0.0.1");
     let hub = hub.identity(&Subject::node("hub").with_dns(NODE_NAME)).unwrap().start().await.unwrap();
     let _device = device(&overlay, &services, hub.address("door"), "h2", 1).start().await.unwrap();
-    let unwell = DEVICE.replace("{status: 200}", "{status: 500}");
-    let unwell = overlay.node("unwell").document(&unwell).with("HUB", hub.address("door")).with("PROTOCOL", "h2");
-    let unwell = services.fill(unwell.with("WORKERS", 1)).identity(&Subject::node("unwell")).unwrap();
-    let _unwell = unwell.start().await.unwrap();
+    let unhealthy = DEVICE.replace("{status: 200}", "{status: 500}");
+    let unhealthy =
+        overlay.node("unhealthy").document(&unhealthy).with("HUB", hub.address("door")).with("PROTOCOL", "h2");
+    let unhealthy = services.fill(unhealthy.with("WORKERS", 1)).identity(&Subject::node("unhealthy")).unwrap();
+    let _unhealthy = unhealthy.start().await.unwrap();
     until("both have dialled", || async { kept(&hub, "door").await == 4.0 }).await;
-    until("one is found to be unwell", || async {
+    until("one is found to be unhealthy", || async {
         let healthy = |node: &'static str| async { hub.metric("hermes_upstream_healthy", node).await.unwrap() };
-        healthy("endpoint=\"unwell\"").await == 0.0 && healthy("endpoint=\"device\"").await == 1.0
+        healthy("endpoint=\"unhealthy\"").await == 0.0 && healthy("endpoint=\"device\"").await == 1.0
     })
     .await;
     let identity = overlay.authority().issue(&Subject::node("client")).unwrap();

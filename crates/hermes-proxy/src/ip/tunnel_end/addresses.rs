@@ -13,10 +13,10 @@ use ipnet::IpNet;
 
 use super::{End, FIRST_ASK, Side, prefix_of};
 use crate::ip::link::Link;
+use hermes_ip::address_owner::Owner;
 use hermes_ip::address_translation::AddressTranslation;
 use hermes_ip::claims::ClaimError;
 use hermes_ip::leases::withheld;
-use hermes_ip::owner::Owner;
 use hermes_transport::runtime::WorkerContext;
 
 /// The limit of addresses in one session.

@@ -25,8 +25,8 @@ use crate::request::{Origin, from_target};
 use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
 use hermes_transport::datagram::{CLOSE_TIMEOUT, Flow, FlowQueue, Port};
+use hermes_transport::runtime::fair_shares::{Holder, Share};
 use hermes_transport::runtime::session::{Connection, Stage};
-use hermes_transport::runtime::shares::{Holder, Share};
 use hermes_transport::runtime::yield_to_network;
 use hermes_transport::stream::ByteStream;
 

@@ -32,8 +32,8 @@ use hermes_outbound::virtual_ip::GRACE;
 use hermes_transport::datagram::Port;
 use hermes_transport::error::Error;
 use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::fair_shares::{self, Bound, Holder, Share, Shares};
 use hermes_transport::runtime::session::SessionEntry;
-use hermes_transport::runtime::shares::{self, Bound, Holder, Share, Shares};
 
 /// Default idle timeout, if the route sets none. The value suits TCP, which the session may carry.
 const IDLE: Duration = Duration::from_secs(60 * 60);
@@ -209,8 +209,8 @@ impl Names {
             });
         }
         let bound = Bound { name: "name-sessions", limit, reserve: 0 };
-        let share =
-            of_address.or_else(|| Share::take(&self.worker, &self.shares, shares::Owner::stranger(client), bound))?;
+        let share = of_address
+            .or_else(|| Share::take(&self.worker, &self.shares, fair_shares::Owner::stranger(client), bound))?;
         let (entry, is_resting, displaced) = Default::default();
         let session = Rc::new(NameSession { entry, since: Cell::new(now), is_resting, displaced });
         share.is_held_by(&session);

@@ -19,7 +19,7 @@ use http::HeaderValue;
 use super::QuicPath;
 use crate::oneshot::Oneshot;
 use crate::runtime::WorkerContext;
-use crate::runtime::shares::{Bound, Holder, Owner, Share};
+use crate::runtime::fair_shares::{Bound, Holder, Owner, Share};
 
 /// The state of a client connection; decides which timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Shares of bounded tables: one mechanism for connections, tunnels, flows and DNS queries.
 //!
 //! In: entries, each with its owner, and with a holder that can be displaced. Out: whether an owner may have one more.
-//! A full table displaces entries of the owner that has most, the longest idle first (`runtime/shares/ledger.rs` decides, for
+//! A full table displaces entries of the owner that has most, the longest idle first (`runtime/fair_shares/ledger.rs` decides, for
 //! all workers; each worker displaces its own). If that frees nothing, idle entries of this worker are displaced: those
 //! of the same owner, or anybody's for an owner that has none. One short lock when an entry begins and when it ends;
 //! never a lock for the bytes that pass through it.
