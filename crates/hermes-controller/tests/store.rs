@@ -168,7 +168,7 @@ impl Server {
 
     /// Starts etcd, with TLS if it gets arguments for that.
     async fn start_as(scheme: &str, more: &[String]) -> Self {
-        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free = || hermes_testkit::port::reserve("127.0.0.1").port();
         let (client, peer) = (free(), free());
         let directory = tempfile::tempdir().unwrap();
         let (client_url, peer_url) = (format!("{scheme}://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));

@@ -26,6 +26,7 @@ pub mod netns;
 pub mod origin;
 pub mod overlay;
 pub mod poll;
+pub mod port;
 pub mod process;
 pub mod proxy_header;
 pub mod python;

@@ -17,7 +17,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use hermes_controller::client::{Client, ClientError, ControllerAddr, ControllerPin, Streaming};
 use hermes_controller::control::{EnrolRequest, Issued, Order, RenewRequest, Report};
-use hermes_controller::digest::sha256;
+use hermes_controller::digest::{sha256, sha256_of_file};
 use hermes_controller::token::EnrolmentToken;
 use hermes_model::snapshot::Role;
 use hermes_net::backoff::Backoff;
@@ -394,7 +394,7 @@ async fn follow(
     instruct: Option<mpsc::Sender<Instruction>>,
     view: watch::Receiver<Option<NodeView>>,
 ) {
-    let program = tokio::task::spawn_blocking(|| std::fs::read("/proc/self/exe").map(|program| sha256(&program)));
+    let program = tokio::task::spawn_blocking(|| sha256_of_file(Path::new("/proc/self/exe")));
     let program = program.await.ok().and_then(Result::ok).unwrap_or_default();
     let running = std::fs::read(home.document()).map(|document| sha256(&document)).unwrap_or_default();
     let counted = (0, Instant::now());

@@ -128,9 +128,9 @@ fn taker(room: &std::path::Path, port: u16, trust: &str) -> RunningNode {
 
 const TRUST: &str = ", trust: 127.0.0.1";
 
-/// One that nobody listens at.
+/// A port at which nobody listens.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    hermes_testkit::port::reserve("127.0.0.1").port()
 }
 
 fn asking(apps: String) -> TcpStream {

@@ -22,7 +22,7 @@ use hermes_testkit::{
     traffic::{Traffic, TunnelTarget},
 };
 use nix::sys::signal::Signal;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 
 const DOCUMENT: &str = "
 access-log: off
@@ -68,11 +68,8 @@ impl ProcessSequence {
         let web = GenerationLog::default().origin(loopback(), "web").await.unwrap();
         let echo = stream::echo(origin::listen(loopback()).unwrap()).unwrap();
         let udp = UdpEcho::start(loopback(), "").unwrap();
-        let mut ports = Vec::new();
-        for _ in 0..4 {
-            ports.push(TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).await.unwrap());
-        }
-        let [apps, db, video, admin] = [0, 1, 2, 3].map(|port: usize| ports[port].local_addr().unwrap());
+        let host = std::net::Ipv4Addr::from(host).to_string();
+        let [apps, db, video, admin] = [(); 4].map(|()| hermes_testkit::port::reserve(&host));
         let socket = overlay.dir().join("takeover.sock");
         Self { overlay, apps, db, video, admin, socket, web, echo, udp }
     }
@@ -163,7 +160,7 @@ async fn a_successor_that_fails_leaves_the_running_process_serving() {
     traffic.progress(2).await;
 
     // It gets all sockets, and then cannot have its admin address.
-    let taken = TcpListener::bind("127.0.34.2:0").await.unwrap().local_addr().unwrap();
+    let taken = hermes_testkit::port::reserve("127.0.34.2");
     let holder = std::net::TcpListener::bind(taken).unwrap();
     let hindered = dynasty.draft("edge-hindered", 2).admin(taken).launch().unwrap();
     assert_eq!(hindered.ended().await.code(), Some(1));
@@ -378,12 +375,12 @@ async fn a_process_that_was_taken_over_still_follows_its_document() {
     until("the old process parts", || async { old.log().contains("another process has the listeners") }).await;
 
     // Trust is taken back, and the document names new places to listen at.
-    let new = TcpListener::bind("127.0.34.6:0").await.unwrap().local_addr().unwrap();
+    let new = hermes_testkit::port::reserve("127.0.34.6");
     let text = std::fs::read_to_string(old.config()).unwrap();
     let text =
         text.replace("routes:\n", "routes:\n- {name: no, match: {authority: 'DB:3306'}, respond: {status: 403}}\n");
     let text = text.replace("listeners:\n", &format!("listeners:\n- {{name: new, bind: '{new}', protocol: http}}\n"));
-    let moved = TcpListener::bind("127.0.34.6:0").await.unwrap().local_addr().unwrap();
+    let moved = hermes_testkit::port::reserve("127.0.34.6");
     let text = text.replace(&dynasty.admin.to_string(), &moved.to_string());
     std::fs::write(old.config(), &text).unwrap();
     until("it follows its document", || async { old.log().contains("applied generation=2") }).await;

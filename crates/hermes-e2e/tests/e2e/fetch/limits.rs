@@ -124,7 +124,7 @@ async fn a_deadline_shorter_than_one_attempt_applies() {
 
 #[tokio::test]
 async fn no_more_wait_than_may() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = hermes_testkit::port::reserve("127.0.0.1");
     let overlay = overlay();
     let document = format!("{}limits: {{resume-pending: 1}}\n", DOCUMENT.replace("workers: 2", "workers: 1"));
     let draft = overlay.node("device").document(&document).with("TREATMENT", "resume: {}");
@@ -145,7 +145,7 @@ async fn no_more_wait_than_may() {
 /// Though what it sent is not read.
 #[tokio::test]
 async fn retries_end_when_the_client_disconnects() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = hermes_testkit::port::reserve("127.0.0.1");
     let overlay = overlay();
     let node = node(&overlay, "resume: {}", nobody).await;
     let another = "GET / HTTP/1.1\r\nhost: site\r\n\r\n".to_owned();
@@ -165,7 +165,7 @@ async fn retries_end_when_the_client_disconnects() {
 async fn a_waiting_request_receives_the_answer_of_a_changed_document() {
     let answers = [("redirect: {location: 'https://elsewhere/'}", 308), ("respond: {status: 503, body: closed}", 503)];
     for (answer, status) in answers {
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let nobody = hermes_testkit::port::reserve("127.0.0.1");
         let overlay = overlay();
         let mut node = node(&overlay, "resume: {}", nobody).await;
         let mut http1 = ListenerClient::plain(node.address("in")).h1().await.unwrap();

@@ -84,7 +84,7 @@ fn start(range: &str) -> u64 {
 
 #[tokio::test]
 async fn a_node_waits_for_an_origin_that_starts_later() {
-    let place = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let place = hermes_testkit::port::reserve("127.0.0.1");
     let overlay = overlay();
     // Longer than any session may make no progress.
     let node = node(&overlay, "resume: {}, timeout: {progress: 1s}", place).await;
@@ -295,7 +295,7 @@ async fn a_resumed_download_follows_the_current_route() {
 /// Who waits for an origin that cannot be reached goes where the document leads once somebody has changed it.
 #[tokio::test]
 async fn a_waiting_request_follows_a_changed_route() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = hermes_testkit::port::reserve("127.0.0.1");
     let (there, seen) = origin(|_, head| Reply::of(b"it is here now", "\"one\"", head));
     let overlay = overlay();
     let mut node = node(&overlay, "resume: {}", nobody).await;

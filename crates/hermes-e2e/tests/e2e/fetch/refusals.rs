@@ -143,7 +143,7 @@ async fn fetch_without_a_progress_bar_prints_the_essentials() {
     let digest = "sha-256=2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
     let text = stderr(&fetch([&url, "-o", file, "--digest", digest]).await);
     assert!(text.contains("verifies what is held") && text.ends_with(", verified\n"), "{text}");
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = hermes_testkit::port::reserve("127.0.0.1");
     let output = fetch([&format!("http://{nobody}/x"), "-q", "-o", file, "--deadline", "1s"]).await;
     let text = stderr(&output);
     assert_eq!((output.status.code(), text.lines().count()), (Some(3), 1), "{text}");

@@ -41,7 +41,7 @@ fn hit(head: &Head) -> bool {
 async fn a_response_of_another_route_reaches_only_its_client() {
     let document = "respond: {body: for alice, headers: {cache-control: max-age=600}}";
     for action in ["upstream: hers", "upstream: hers, cache: {}", document] {
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let nobody = hermes_testkit::port::reserve("127.0.0.1");
         let keeping = |content: &'static [u8]| {
             origin(move |_, head| Reply::of(content, "\"one\"", head).with("cache-control", "max-age=600"))
         };

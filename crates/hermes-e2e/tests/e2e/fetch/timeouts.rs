@@ -142,8 +142,7 @@ async fn a_killed_run_is_resumed_by_the_next() {
 
 #[tokio::test]
 async fn an_origin_that_is_not_up_yet_is_waited_for() {
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = hermes_testkit::port::reserve("127.0.0.1");
     let room = tempfile::tempdir().unwrap();
     let file = room.path().join("object");
     let running = command([&format!("http://{port}/"), "--json", "-o", file.to_str().unwrap()]).spawn().unwrap();

@@ -298,7 +298,7 @@ async fn a_body_reaches_an_h1_origin_whatever_the_method() {
 
 #[tokio::test]
 async fn nobody_home_is_a_502_and_no_route_a_404() {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = hermes_testkit::port::reserve("127.0.0.1");
     let overlay = overlay();
     let document = "
 listeners:

@@ -109,7 +109,7 @@ async fn curl_uploads_and_receives_errors() {
     assert_eq!(got, serde_json::json!({"bytes": bytes.len(), "digest": digest.hex()}));
 
     // A port where nobody listens.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = hermes_testkit::port::reserve("127.0.0.1");
     let nobody = format!("http://{closed}/");
     let args = ["-x", &proxy, "-o", "/dev/null", "-D", "-", &nobody];
     let head = text(&curl("curl_uploads", &args).await.unwrap(), &args);

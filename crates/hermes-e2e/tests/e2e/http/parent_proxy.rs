@@ -36,7 +36,7 @@ fn squid(test: &str, overlay: &Overlay) -> Option<(Running, u16)> {
         skip(test, "squid is not there; see scripts/setup.sh");
         return None;
     };
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = hermes_testkit::port::reserve("127.0.0.1").port();
     let config = format!(
         "http_port 127.0.0.1:{port}\npid_filename none\naccess_log none\ncache_log /dev/null\ncache deny all\n\
          pinger_enable off\nshutdown_lifetime 0 seconds\nmemory_cache_shared off\n\

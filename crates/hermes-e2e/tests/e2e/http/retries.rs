@@ -85,7 +85,7 @@ fn further<T>(receiver: &mut Seen<T>) -> usize {
 }
 
 fn nobody() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    hermes_testkit::port::reserve("127.0.0.1")
 }
 
 #[tokio::test]

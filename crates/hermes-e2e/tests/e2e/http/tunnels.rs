@@ -161,7 +161,7 @@ async fn a_client_that_breaks_is_not_taken_for_one_that_ends() {
 #[tokio::test]
 async fn a_refused_dial_is_reported_to_the_client() {
     // A port that was free a moment ago and is bound by nobody.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = hermes_testkit::port::reserve("127.0.0.1");
     let lab = Tunnels::to(closed).await;
     for hop in HOPS {
         for mode in [TunnelMode::ConnectH1, TunnelMode::ConnectH2, TunnelMode::PostH1, TunnelMode::PostH2] {

@@ -18,8 +18,7 @@ use crate::http::upgrades::{by_h1, by_h2, opened_by_h1, opened_by_h2, websocket}
 /// nginx over TLS, with HTTP/2, in front of this origin; `None` if it is not installed.
 fn nginx(test: &str, overlay: &Overlay, authority: &Authority, origin: &Origin) -> Option<(Running, u16)> {
     let files = authority.issue(&Subject::server("origin.test")).unwrap().write(overlay.dir(), "nginx").unwrap();
-    // The port stays free until nginx binds it, since the kernel assigns ports in turn.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = hermes_testkit::port::reserve("127.0.0.1").port();
     let dir = overlay.dir().display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|name| format!("{name}_temp_path {dir}/nginx-{name};\n"))

@@ -1,6 +1,5 @@
 //! Documents that change where HTTP/3 is spoken: what runs goes on at its socket, what is new finds the new listener.
 
-use std::net::TcpListener;
 
 use hermes_testkit::{overlay::Node, poll::until};
 
@@ -22,7 +21,7 @@ async fn reload(node: &mut Node, behind: &Behind, at: std::net::SocketAddr, from
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_outlive_their_listener_and_its_successor_shares_their_sockets() {
     let (overlay, behind) = (overlay(), Behind::start());
-    let at = TcpListener::bind("127.0.36.1:0").unwrap().local_addr().unwrap();
+    let at = hermes_testkit::port::reserve("127.0.36.1");
     let mut node = behind.node(&overlay, 2, at).start().await.unwrap();
     let client = client(&overlay, at);
     let mut tunnels = Vec::new();

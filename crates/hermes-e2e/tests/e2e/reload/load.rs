@@ -20,7 +20,7 @@ use hermes_testkit::{
     traffic::{Traffic, TunnelTarget},
 };
 use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::reload::{get, loopback, overlay};
@@ -28,13 +28,6 @@ use crate::reload::{get, loopback, overlay};
 /// How many reloads: a few in every run, the thousand on demand.
 fn reloads(short: u64) -> u64 {
     if std::env::var_os("HERMES_LONG").is_some() { 1000 } else { short }
-}
-
-/// A port that nobody has at this moment, on an address that only one test uses.
-async fn free_ports(host: [u8; 4]) -> [SocketAddr; 2] {
-    let one = TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).await.unwrap();
-    let other = TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).await.unwrap();
-    [one.local_addr().unwrap(), other.local_addr().unwrap()]
 }
 
 /// A far node behind a near one, and origins behind both: what is reloaded in the large test.
@@ -131,7 +124,7 @@ impl Fixture {
         let udp = Origin::udp_echo(loopback()).unwrap();
         let far = overlay.node("far").identity(&Subject::node("far")).unwrap().document(FAR);
         let far = far.with("ECHO", echo.address()).with("UDP", udp.address()).with("MORE", "").start().await.unwrap();
-        let ports = free_ports([127, 0, 33, 1]).await;
+        let ports = [(); 2].map(|()| hermes_testkit::port::reserve("127.0.33.1"));
         let strangers = Authority::new("strangers").unwrap();
         Self { overlay, generations, web, far, ports, strangers, _echoes: [echo, udp] }
     }

@@ -154,7 +154,7 @@ async fn a_service_manager_hears_that_it_serves_and_that_it_ends() {
         let length = socket.recv(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     };
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let free = hermes_testkit::port::reserve("127.0.0.1");
     let document = room.path().join("node.yaml");
     std::fs::write(&document, format!("node: n\nadmin: \"{free}\"\n")).unwrap();
     let config = document.to_str().unwrap();

@@ -406,8 +406,8 @@ impl Kubelet {
 #[tokio::test]
 async fn a_pod_is_a_node_and_stays_that_one() {
     // A free port of all addresses, since it is those that a pod binds.
-    let port = std::net::TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
-    let admin = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = hermes_testkit::port::reserve("0.0.0.0").port();
+    let admin = hermes_testkit::port::reserve("127.0.0.1");
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(
         &["apply", "-f", "-", "--wait", "0s"],
