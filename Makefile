@@ -58,9 +58,7 @@ check: lint ## format, lints and unit tests: minutes, for the loop of writing co
 	$(CARGO) test --workspace --lib --bins --quiet
 
 test: setup lint ## everything: units, properties, golden files, real peers, corpora of the fuzzers
-	HERMES_BIN=$(abspath $(TARGET))/debug/hermes $(CARGO) test --workspace --no-fail-fast
-	CARGO_TARGET_DIR=$(abspath $(TARGET)) $(CARGO) test --manifest-path fuzz/Cargo.toml
-	$(CARGO) doc --workspace --no-deps --quiet
+	CARGO_TARGET_DIR=$(abspath $(TARGET)) CARGO=$(CARGO) ./scripts/test.py
 
 bench: release setup ## all benchmarks, side by side with Envoy, HAProxy, nginx and wireguard-go: bench/results
 	$(CARGO) run --release -p hermes-bench -- all --out bench/results --hermes $(TARGET)/release/hermes

@@ -20,9 +20,9 @@ static RESERVATIONS: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
 ///
 /// # Panics
 /// All ports are in use.
-pub fn reserve(host: &str) -> SocketAddr {
+pub fn reserve(host: impl ToString) -> SocketAddr {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let host: IpAddr = host.parse().expect("an IP address");
+    let host: IpAddr = host.to_string().parse().expect("an IP address");
     for _ in 0..PORT_COUNT {
         // Processes begin at different ports, so that few reservations fail.
         let number = std::process::id().wrapping_mul(7919).wrapping_add(COUNT.fetch_add(1, Ordering::Relaxed));

@@ -68,8 +68,8 @@ impl ProcessSequence {
         let web = GenerationLog::default().origin(loopback(), "web").await.unwrap();
         let echo = stream::echo(origin::listen(loopback()).unwrap()).unwrap();
         let udp = UdpEcho::start(loopback(), "").unwrap();
-        let host = std::net::Ipv4Addr::from(host).to_string();
-        let [apps, db, video, admin] = [(); 4].map(|()| hermes_testkit::port::reserve(&host));
+        let host = std::net::Ipv4Addr::from(host);
+        let [apps, db, video, admin] = [(); 4].map(|()| hermes_testkit::port::reserve(host));
         let socket = overlay.dir().join("takeover.sock");
         Self { overlay, apps, db, video, admin, socket, web, echo, udp }
     }

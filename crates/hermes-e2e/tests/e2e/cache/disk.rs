@@ -200,11 +200,9 @@ async fn a_takeover_keeps_cached_responses() {
     let overlay = overlay();
     let (state, socket) = (overlay.dir().join("state"), overlay.dir().join("takeover.sock"));
     // What is handed over is told by its address.
-    let ports: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let document = ports.iter().fold(crate::cache::lab::DOCUMENT.to_owned(), |document, port| {
-        document.replacen("127.0.0.1:0", &port.local_addr().unwrap().to_string(), 1)
+    let document = (0..3).fold(crate::cache::lab::DOCUMENT.to_owned(), |document, _| {
+        document.replacen("127.0.0.1:0", &hermes_testkit::port::reserve("127.0.0.1").to_string(), 1)
     });
-    drop(ports);
     let draft = |name: &str| {
         let draft = overlay.node("edge").called(name).document(&document).with("CACHE", "");
         let draft = draft.with("STATE", state.display()).with("ORIGIN", origin.origin.address());

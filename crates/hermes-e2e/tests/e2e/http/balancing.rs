@@ -257,11 +257,10 @@ async fn backups_stand_in_one_after_the_other_while_no_endpoint_is_up() {
 
 #[tokio::test]
 async fn a_request_without_a_connection_uses_a_backup_without_a_policy() {
-    let (site, nobody) = (Site::start(1), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let (site, nobody) = (Site::start(1), hermes_testkit::port::reserve("127.0.0.1"));
     let overlay = overlay();
     let draft = overlay.node("edge").document(DOCUMENT).with("BALANCE", "random").with("ROUTE", "");
-    let draft = draft.with("ENDPOINTS", format!("'{}'", nobody.local_addr().unwrap()));
-    drop(nobody);
+    let draft = draft.with("ENDPOINTS", format!("'{nobody}'"));
     let node = draft.with("MORE", format!(", backup: '{}'", site.address())).start().await.unwrap();
     let mut connection = connect(&node).await;
     // Nothing was sent: whatever the method, also once the endpoint rests.

@@ -1,6 +1,5 @@
 //! Documents that change where HTTP/3 is spoken: what runs goes on at its socket, what is new finds the new listener.
 
-
 use hermes_testkit::{overlay::Node, poll::until};
 
 use crate::quic::lab::{Behind, DOCUMENT, Echo, client, overlay};

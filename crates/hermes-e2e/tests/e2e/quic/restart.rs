@@ -3,7 +3,7 @@
 //! In: connections whose server is killed. Out: stateless resets from its successor, and a neighbor that continues
 //! over a new connection of the same kind.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use hermes_testkit::{
     listener_client::NODE_NAME,
     overlay::{Node, Overlay},
     poll::until,
+    port,
     raw_http1::RawHttp1,
 };
 use nix::sys::signal::Signal;
@@ -53,7 +54,7 @@ pub(crate) struct Lasting {
 
 impl Lasting {
     pub(crate) fn new(host: [u8; 4]) -> Self {
-        let at = TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).unwrap().local_addr().unwrap();
+        let at = port::reserve(Ipv4Addr::from(host));
         let overlay = overlay();
         let identity = overlay.authority().issue(&Subject::server(NODE_NAME)).unwrap();
         let files = identity.write(overlay.dir(), "lasting").unwrap();

@@ -29,7 +29,7 @@ struct ProcessSequence {
 impl ProcessSequence {
     /// At a port of its own, as a service has it.
     fn new(host: [u8; 4]) -> Self {
-        let at = TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).unwrap().local_addr().unwrap();
+        let at = hermes_testkit::port::reserve(std::net::Ipv4Addr::from(host));
         Self { overlay: overlay(), behind: Behind::start(), at }
     }
 

@@ -14,7 +14,7 @@ use hermes_testkit::{
 use rustls_pki_types::ServerName;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream, UdpSocket},
+    net::{TcpStream, UdpSocket},
 };
 use tokio_rustls::TlsConnector;
 
@@ -61,8 +61,8 @@ impl Fixture {
     }
 }
 
-async fn free(host: [u8; 4]) -> SocketAddr {
-    TcpListener::bind((std::net::Ipv4Addr::from(host), 0)).await.unwrap().local_addr().unwrap()
+fn free(host: [u8; 4]) -> SocketAddr {
+    hermes_testkit::port::reserve(std::net::Ipv4Addr::from(host))
 }
 
 fn http(name: &str, at: SocketAddr) -> String {
@@ -80,7 +80,7 @@ async fn is_closed(at: SocketAddr) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listeners_come_move_and_go_while_another_serves() {
     let fixture = Fixture::new();
-    let [one, two] = [free([127, 0, 35, 1]).await, free([127, 0, 35, 2]).await];
+    let [one, two] = [free([127, 0, 35, 1]), free([127, 0, 35, 2])];
     let mut node = fixture.start("").await;
     let mut traffic = Traffic::default();
     traffic.one_shot(node.address("constant"), "APP", "/");
@@ -115,7 +115,7 @@ async fn listeners_come_move_and_go_while_another_serves() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listeners_change_places() {
     let fixture = Fixture::new();
-    let [one, two] = [free([127, 0, 35, 3]).await, free([127, 0, 35, 3]).await];
+    let [one, two] = [free([127, 0, 35, 3]), free([127, 0, 35, 3])];
     let both = |first: SocketAddr, second: SocketAddr| format!("{}\n{}", http("a", first), http("b", second));
     let mut node = fixture.start(&both(one, two)).await;
     let mut traffic = Traffic::default();
@@ -132,7 +132,7 @@ async fn listeners_change_places() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_queued_at_a_removed_listener_are_served() {
     let fixture = Fixture::new();
-    let at = free([127, 0, 35, 4]).await;
+    let at = free([127, 0, 35, 4]);
     for _ in 0..10 {
         let mut node = fixture.start(&http("extra", at)).await;
         // While it is stopped nobody accepts.
@@ -158,7 +158,7 @@ async fn connections_queued_at_a_removed_listener_are_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listener_that_goes_never_drops_its_tls() {
     let fixture = Fixture::new();
-    let at = free([127, 0, 35, 5]).await;
+    let at = free([127, 0, 35, 5]);
     let strangers = Authority::new("strangers").unwrap();
     let files =
         strangers.issue(&Subject::server("shop.example")).unwrap().write(fixture.overlay.dir(), "shop").unwrap();
@@ -211,7 +211,7 @@ async fn flow_to(at: SocketAddr) -> UdpSocket {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn udp_flows_outlive_their_listener_and_its_address_can_be_had_again() {
     let fixture = Fixture::new();
-    let at = free([127, 0, 35, 6]).await;
+    let at = free([127, 0, 35, 6]);
     let udp = |name: &str| format!("- {{name: {name}, bind: '{at}', protocol: udp, authority: 'VIDEO:1'}}");
     let mut node = fixture.start(&udp("video")).await;
     let mut flows = Vec::new();

@@ -4,16 +4,16 @@
 use hermes_testkit::{
     flow::{Flow, FlowMode},
     listener_client::ListenerClient,
-    origin::{self, datagram::UdpEcho},
+    origin::datagram::UdpEcho,
     overlay::Overlay,
     poll::until,
 };
 
 use crate::udp::lab::{ANY, HOPS, Lab, echo, overlay};
 
-/// Addresses that nobody has: bound a moment ago, by TCP and UDP.
+/// An address at which nobody listens, over TCP or UDP.
 fn unused() -> std::net::SocketAddr {
-    origin::twins(ANY).unwrap().0.local_addr().unwrap()
+    hermes_testkit::port::reserve(ANY.ip())
 }
 
 /// Sends until something comes back: datagrams of a flow that fails are lost, as UDP's are.

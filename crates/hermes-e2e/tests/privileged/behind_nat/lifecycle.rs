@@ -134,11 +134,10 @@ async fn several_nodes_are_balanced_and_the_absent_and_unhealthy_left_out() {
 async fn a_hub_that_is_taken_over_has_the_device_at_once() {
     let (overlay, services) = (overlay(), Services::start().unwrap());
     // A port of its own, which the second process has as well.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let document = HUB.replace("$AT:0", &free.local_addr().unwrap().to_string()).replace("http3: true, ", "");
+    let at = hermes_testkit::port::reserve("127.0.0.1");
+    let document = HUB.replace("$AT:0", &at.to_string()).replace("http3: true, ", "");
     let socket = overlay.dir().join("takeover.sock");
     let args = ["--takeover", socket.to_str().unwrap()];
-    drop(free);
     let start = async |process: &str| {
         let draft = overlay.node("hub").called(process).document(&document).with("WORKERS", 2).args(&args);
         draft.identity(&Subject::node("hub").with_dns(NODE_NAME)).unwrap().start().await.unwrap()
