@@ -81,7 +81,7 @@ def others():
     return [
         Job("doc tests", [CARGO, "test", "--workspace", "--doc", "--quiet"], ROOT),
         Job("fuzz corpora", [CARGO, "test", "--quiet", "--manifest-path", "fuzz/Cargo.toml"], ROOT),
-        Job("doc", [CARGO, "doc", "--workspace", "--no-deps", "--quiet"], ROOT),
+        Job("doc", ["env", "RUSTDOCFLAGS=-D warnings", CARGO, "doc", "--workspace", "--no-deps", "--quiet"], ROOT),
     ]
 
 

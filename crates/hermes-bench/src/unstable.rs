@@ -233,7 +233,7 @@ pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
         });
         for thread in began.collect::<Vec<_>>() {
             let measured = thread.join().map_err(|_| anyhow::anyhow!("a case panicked"))??;
-            tell(&measured);
+            print_result(&measured);
             all.push(measured);
         }
     }
@@ -242,7 +242,7 @@ pub(crate) fn run(options: &UnstableOptions) -> Result<bool> {
     Ok(all.iter().all(|measured| measured.success == 1.0))
 }
 
-fn tell(measured: &Measured) {
+fn print_result(measured: &Measured) {
     let Measured { case, runs, median_ratio, worst_ratio, median_noticed, success } = measured;
     let noticed = median_noticed.map(|ratio| format!("  to who has to notice {ratio:.3}")).unwrap_or_default();
     let seconds = runs.iter().map(|run| run.seconds).sum::<f64>() / runs.len().max(1) as f64;

@@ -218,7 +218,7 @@ impl Head {
     }
 
     /// Decides whether the response may serve a request with these directives.
-    pub fn judge(&self, request: &Directives, now: Millis) -> Use {
+    pub fn usability(&self, request: &Directives, now: Millis) -> Use {
         if request.no_cache == Scope::All || self.says.no_cache == Scope::All {
             return Use::Asked;
         }

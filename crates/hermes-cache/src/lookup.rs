@@ -94,7 +94,7 @@ impl CacheLookup {
     }
 
     /// The part of a response that the client gets.
-    pub fn part(&self, head: &Head, total: u64) -> Resolved {
+    pub fn requested_range(&self, head: &Head, total: u64) -> Resolved {
         if head.status != StatusCode::OK || !self.conditions.want_part(head) {
             return Resolved::Whole;
         }
@@ -113,7 +113,7 @@ impl CacheLookup {
 
     /// The bytes that the request needs.
     pub fn wanted(&self, head: &Head, total: u64) -> Range<u64> {
-        match self.part(head, total) {
+        match self.requested_range(head, total) {
             Resolved::Whole => 0..total,
             Resolved::Part(range) => range,
             Resolved::Unsatisfiable => 0..0,
@@ -123,10 +123,10 @@ impl CacheLookup {
     /// Joins a fetch of another client, if that may serve this request.
     pub fn join(&self, flight: &Arc<Flight>, now: Millis) -> Option<Joined> {
         let (head, total) = flight.view()?;
-        if self.is_head || !head.vary.is_met_by(&self.fields) || head.judge(&self.says, now) != Use::Fresh {
+        if self.is_head || !head.vary.is_met_by(&self.fields) || head.usability(&self.says, now) != Use::Fresh {
             return None;
         }
-        let part = match total.map(|total| self.part(&head, total)) {
+        let part = match total.map(|total| self.requested_range(&head, total)) {
             // A range of a representation of unknown length cannot be resolved.
             None if self.asked != RequestedRanges::Whole => return None,
             Some(Resolved::Unsatisfiable) => return None,

@@ -227,7 +227,7 @@ impl Cache {
     }
 
     /// Looks up a request. `waits` says whether it may wait for another request's fetch.
-    pub fn look(self: &Arc<Self>, ask: &CacheLookup, now: Millis, waits: bool) -> LookupResult {
+    pub fn lookup(self: &Arc<Self>, ask: &CacheLookup, now: Millis, waits: bool) -> LookupResult {
         let mut state = self.lock();
         let state = &mut *state;
         let variants = state.targets.get(&ask.key).map_or(&[][..], Vec::as_slice);
@@ -236,7 +236,7 @@ impl Cache {
         let best = fitting.max_by_key(|variant| variant.head.times.came).map(|variant| (variant.id, variant.stored()));
         let mut miss = if variants.is_empty() { Miss::Uri } else { Miss::Vary };
         if let Some((id, stored)) = &best {
-            let judged = stored.head.judge(&ask.says, now);
+            let judged = stored.head.usability(&ask.says, now);
             let is_enough = ask.is_served_by(&stored.head, &stored.shape);
             match judged {
                 Use::Fresh | Use::StaleAllowed if is_enough => {

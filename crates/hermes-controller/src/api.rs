@@ -160,7 +160,7 @@ impl ApiState {
             Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
         });
         caller.inspect_err(|problem| {
-            self.audit.tell(Event {
+            self.audit.record(Event {
                 what: "ask",
                 from: peer.from,
                 about: peer.uris.first().cloned(),
@@ -205,7 +205,7 @@ impl ApiState {
     /// Writes a failed change to the audit log, whether it was refused or its outcome is unknown.
     fn done<T>(&self, event: &Event<'_>, done: Result<T, ApplyError>) -> Result<T, Problem> {
         done.map_err(|refused| {
-            self.audit.tell(event.clone().failed(&refused));
+            self.audit.record(event.clone().failed(&refused));
             refused.into()
         })
     }
@@ -213,7 +213,7 @@ impl ApiState {
     /// Writes a refused request to the audit log.
     fn refuse(&self, what: &str, caller: &Caller, peer: &Peer, problem: Problem) -> Problem {
         let refused = Some(problem.detail.clone());
-        self.audit.tell(Event { what, by: Some(&caller.by), from: peer.from, refused, ..Event::default() });
+        self.audit.record(Event { what, by: Some(&caller.by), from: peer.from, refused, ..Event::default() });
         problem
     }
 }
@@ -250,7 +250,7 @@ impl Caller {
     }
 
     /// The problem without faults in documents of other owners.
-    fn told(&self, refused: ApplyError) -> Problem {
+    fn problem(&self, refused: ApplyError) -> Problem {
         match refused {
             ApplyError::Faults(mut faults) if self.provider.is_some() => {
                 let is_own =
@@ -290,7 +290,7 @@ impl Caller {
 /// The complete state. A backup contains the CA's key, so it is only for operators.
 async fn backup(State(api): State<ApiState>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     let caller = api.operator(&peer, "backup", "only operators of the whole overlay may make backups")?;
-    api.audit.tell(Event { what: "backup", by: Some(&caller.by), from: peer.from, ..Event::default() });
+    api.audit.record(Event { what: "backup", by: Some(&caller.by), from: peer.from, ..Event::default() });
     Ok(([(header::CONTENT_TYPE, "application/json")], api.controller.backup()).into_response())
 }
 

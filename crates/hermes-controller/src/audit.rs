@@ -139,7 +139,7 @@ impl Audit {
     }
 
     /// Writes a line. An event that the file cannot take still goes to the controller's log.
-    pub fn tell(&self, mut event: Event<'_>) {
+    pub fn record(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
         for why in [&mut event.refused, &mut event.unknown].into_iter().flatten() {
             why.truncate(why.floor_char_boundary(MAX_REASON));
@@ -260,8 +260,8 @@ mod tests {
     fn who_asks_without_end_fills_no_disk() {
         let directory = tempfile::tempdir().unwrap();
         let audit = Audit::open(directory.path()).unwrap();
-        (0..100_000).for_each(|number| audit.tell(refused(number)));
-        audit.tell(Event { what: "apply", by: Some("operator/root"), revision: Some(7), ..Event::default() });
+        (0..100_000).for_each(|number| audit.record(refused(number)));
+        audit.record(Event { what: "apply", by: Some("operator/root"), revision: Some(7), ..Event::default() });
         let strangers = lines(directory.path(), "audit-strangers.jsonl");
         // The burst, and the lines of the seconds that the loop took.
         assert!(strangers.len() >= SUBJECT_LINES.0 as usize && strangers.len() < 1000, "{}", strangers.len());
@@ -274,8 +274,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let audit = Audit::open(directory.path()).unwrap();
         let more = SUBJECT_LINES.0 as u32 + 10;
-        (0..more).for_each(|number| audit.tell(Event { by: Some("node/a"), ..refused(number) }));
-        audit.tell(Event { by: Some("node/b"), ..refused(7) });
+        (0..more).for_each(|number| audit.record(Event { by: Some("node/a"), ..refused(number) }));
+        audit.record(Event { by: Some("node/b"), ..refused(7) });
         let nodes = lines(directory.path(), "audit-nodes.jsonl");
         let left_out: u64 = nodes.iter().filter_map(|line| line["left-out"].as_u64()).sum();
         assert_eq!(nodes.len() as u64 + left_out, u64::from(more) + 1);
@@ -287,10 +287,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let audit = Audit::open(directory.path()).unwrap();
         let by = |by| Event { what: "apply", by: Some(by), revision: Some(1), ..Event::default() };
-        audit.tell(by("operator/root"));
-        audit.tell(by("provider/bella/bob"));
+        audit.record(by("operator/root"));
+        audit.record(by("provider/bella/bob"));
         for _ in 0..100_000 {
-            audit.tell(by("provider/acme/joe"));
+            audit.record(by("provider/acme/joe"));
         }
         let acme = std::fs::metadata(directory.path().join("audit-provider-acme.jsonl")).unwrap().len();
         assert!(acme > 0 && acme < 1 << 20, "{acme}");
@@ -302,8 +302,8 @@ mod tests {
     fn a_flood_of_nobody_hides_nothing_of_who_is_known_and_nobody_writes_lines_of_their_own() {
         let directory = tempfile::tempdir().unwrap();
         let audit = Audit::open(directory.path()).unwrap();
-        (0..1000).for_each(|number| audit.tell(refused(number)));
-        audit.tell(Event { by: Some("provider/acme/joe"), ..refused(7) });
+        (0..1000).for_each(|number| audit.record(refused(number)));
+        audit.record(Event { by: Some("provider/acme/joe"), ..refused(7) });
         assert_eq!(lines(directory.path(), "audit-provider-acme.jsonl").len(), 1);
         assert_eq!(super::visible("one\ntwo\u{1b}[2J\rthree"), "one two\u{fffd}[2J\u{fffd}three");
     }
@@ -314,12 +314,12 @@ mod tests {
         let file = directory.path().join("audit.jsonl");
         std::fs::write(&file, "{\"what\":\"app").unwrap();
         let event = |number| Event { by: Some("operator/root"), ..refused(number) };
-        Audit::open(directory.path()).unwrap().tell(event(1));
+        Audit::open(directory.path()).unwrap().record(event(1));
         let audit = Audit::open(directory.path()).unwrap();
-        audit.tell(event(2));
+        audit.record(event(2));
         // Another process cuts it while it is open: no line ends there.
         audit.files.lock().unwrap().get_mut("audit.jsonl").unwrap().is_cut = true;
-        audit.tell(event(3));
+        audit.record(event(3));
         let text = std::fs::read_to_string(&file).unwrap();
         let whole = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         assert_eq!(whole.map(|line| line["refused"].clone()).collect::<Vec<_>>(), ["1", "2", "3"], "{text}");
@@ -332,7 +332,7 @@ mod tests {
         let file = directory.path().join("audit.jsonl");
         std::fs::File::create(&file).unwrap().set_len(MAX_FILE).unwrap();
         let audit = Audit::open(directory.path()).unwrap();
-        audit.tell(Event { by: Some("operator/root"), ..refused(1) });
+        audit.record(Event { by: Some("operator/root"), ..refused(1) });
         assert!(std::fs::metadata(&file).unwrap().len() < 200);
         assert_eq!(std::fs::metadata(directory.path().join("audit.jsonl.old")).unwrap().len(), MAX_FILE);
     }

@@ -103,7 +103,7 @@ impl GrpcChannel {
         let unreachable = |reason: String| ClientError::Unreachable { place: authority.clone(), reason };
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
         let io = connected.map_err(|_| unreachable(format!("no answer within {CONNECT_TIMEOUT:?}")))?;
-        let io = io.map_err(|error| unreachable(told(&error)))?;
+        let io = io.map_err(|error| unreachable(error_text(&error)))?;
         let mut builder = http2::Builder::new(TokioExecutor::new());
         builder
             .timer(TokioTimer::new())
@@ -182,7 +182,7 @@ impl GrpcChannel {
 }
 
 /// Adds the remedy if the server's certificate is rejected.
-fn told(error: &io::Error) -> String {
+fn error_text(error: &io::Error) -> String {
     match tls::HandshakeFault::of(error) {
         Some(tls::HandshakeFault::Certificate) => format!(
             "{error}. The server is not a controller of this overlay, or the CA was rotated too often while this \

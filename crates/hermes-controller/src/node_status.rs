@@ -120,7 +120,7 @@ impl NodeStatuses {
     }
 
     /// Records what another controller publishes.
-    pub(crate) fn hear(&mut self, heard: StatusEvent) {
+    pub(crate) fn apply(&mut self, heard: StatusEvent) {
         match heard {
             StatusEvent::Snapshot(words) => {
                 self.entries.values_mut().for_each(|entry| entry.others.clear());
@@ -176,19 +176,19 @@ mod tests {
         statuses.note(&node, |status| status.connections = 0);
         assert!(!statuses.get(&node).unwrap().is_back());
         // That controller may be of an earlier version, which does not report this.
-        statuses.hear(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
+        statuses.apply(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
         assert!(!statuses.get(&node).unwrap().is_back());
     }
 
     #[test]
     fn a_node_is_what_it_said_last_where_it_is_connected() {
         let (node, mut statuses) = ("a".parse::<Name>().unwrap(), NodeStatuses::default());
-        statuses.hear(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
+        statuses.apply(StatusEvent::Snapshot(vec![word("x", 1, Some("one"))]));
         assert_eq!(statuses.get(&node).unwrap().running, "one");
         // The node moved from x to y, and x has not noticed yet.
-        statuses.hear(StatusEvent::Update(word("y", 3, Some("two"))));
+        statuses.apply(StatusEvent::Update(word("y", 3, Some("two"))));
         assert_eq!(statuses.get(&node).unwrap().running, "two");
-        statuses.hear(StatusEvent::Update(word("x", 4, None)));
+        statuses.apply(StatusEvent::Update(word("x", 4, None)));
         assert_eq!(statuses.get(&node).unwrap().running, "two");
         // The node connects to this controller.
         statuses.note(&node, |status| (status.connections, status.running) = (1, "three".to_owned()));
@@ -201,7 +201,7 @@ mod tests {
         statuses.note(&node, |status| status.connections = 0);
         assert_eq!(statuses.get(&node).unwrap().running, "two", "the other one thinks that it is there");
         assert_eq!(statuses.unsaid(), [("a".to_owned(), None)]);
-        statuses.hear(StatusEvent::Snapshot(Vec::new()));
+        statuses.apply(StatusEvent::Snapshot(Vec::new()));
         assert_eq!(statuses.get(&node).unwrap().connections, 0);
     }
 }

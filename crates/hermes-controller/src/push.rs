@@ -70,7 +70,7 @@ impl Push {
     }
 
     /// Reads the status of all nodes.
-    pub fn look<T>(&self, at: impl FnOnce(&NodeStatuses) -> T) -> T {
+    pub fn with_statuses<T>(&self, at: impl FnOnce(&NodeStatuses) -> T) -> T {
         at(&self.lock())
     }
 
@@ -97,14 +97,14 @@ impl Push {
     pub(crate) async fn share(&self) {
         let Some(shared) = self.controller.shared() else { return std::future::pending().await };
         let hear = |heard| {
-            self.lock().hear(heard);
+            self.lock().apply(heard);
             self.said.send_modify(|count| *count += 1);
         };
         let hearing = async {
             let mut outage = OutageLog::default();
             loop {
                 let began = tokio::time::Instant::now();
-                let heard = shared.hear(&hear).await;
+                let heard = shared.watch_status(&hear).await;
                 // The subscription ends only when the store fails.
                 if began.elapsed() > RETRY_INTERVAL {
                     outage.recovered();
@@ -126,7 +126,7 @@ impl Push {
             loop {
                 said.borrow_and_update();
                 let unsaid = self.lock().unsaid();
-                if let Err(error) = shared.say(unsaid).await {
+                if let Err(error) = shared.publish_status(unsaid).await {
                     if let Some(FailureCounts { count, elapsed }) = outage.failed("", &error.to_string()) {
                         tracing::warn!(
                             again_in = ?RETRY_INTERVAL, attempts = count, since = ?elapsed,
@@ -149,7 +149,7 @@ impl Push {
         loop {
             for SettledChange { by, revision, is_made } in self.controller.settled().await {
                 let event = Event { what: "settle", by: Some(&by), revision: Some(revision), ..Event::default() };
-                self.audit.tell(match is_made {
+                self.audit.record(match is_made {
                     Some(true) => event,
                     Some(false) => {
                         let why = format!("not made: revision {revision} is another change");
@@ -173,14 +173,15 @@ impl Push {
                 due = None;
             } else {
                 let view = self.controller.view();
-                let is_back = |node: &Name| self.look(|statuses| statuses.get(node).is_some_and(NodeStatus::is_back));
+                let is_back =
+                    |node: &Name| self.with_statuses(|statuses| statuses.get(node).is_some_and(NodeStatus::is_back));
                 if view.missing(is_back).next().is_none() {
                     match self.controller.confirm("controller").await {
                         Ok(revision) => {
                             let about = Some("all enrolled nodes have reconnected".to_owned());
                             let by = Some("controller");
                             let revision = Some(revision);
-                            self.audit.tell(Event { what: "confirm", by, about, revision, ..Event::default() });
+                            self.audit.record(Event { what: "confirm", by, about, revision, ..Event::default() });
                         }
                         Err(error) => {
                             if let Some(FailureCounts { count, elapsed }) = outage.failed("", &error.to_string()) {
@@ -213,18 +214,18 @@ impl Push {
     pub(crate) async fn enrol(&self, peer: &Peer, request: EnrolRequest) -> Result<Response<Issued>, Status> {
         let event = Event { what: "enrol", from: peer.from, ..Event::default() };
         let ticket: EnrolmentToken = request.token.parse().map_err(|error: String| {
-            self.audit.tell(Event { refused: Some(error.clone()), ..event.clone() });
+            self.audit.record(Event { refused: Some(error.clone()), ..event.clone() });
             Status::new(Code::PermissionDenied, error)
         })?;
         let event = Event { about: Some(format!("token {}", ticket.id)), ..event };
         let (node, issued) = match self.controller.enrol(&ticket, &request.request).await {
             Ok(enrolled) => enrolled,
             Err(refused) => {
-                self.audit.tell(event.failed(&refused));
+                self.audit.record(event.failed(&refused));
                 return Err(rejection(&refused));
             }
         };
-        self.audit.tell(Event { by: Some(&format!("node/{node}")), ..event });
+        self.audit.record(Event { by: Some(&format!("node/{node}")), ..event });
         Ok(Response::new(Issued {
             node: node.to_string(),
             certificate: issued.certificate,
@@ -241,7 +242,7 @@ impl Push {
         let issued = self.controller.renew(&node, &request.request).map_err(|refused| {
             let by = format!("node/{node}");
             let event = Event { what: "renew", by: Some(&by), from: peer.from, ..Event::default() };
-            self.audit.tell(Event { refused: Some(refused.to_string()), ..event });
+            self.audit.record(Event { refused: Some(refused.to_string()), ..event });
             rejection(&refused)
         })?;
         if let Ok(facts) = crate::ca::facts(&issued.certificate) {
@@ -266,7 +267,7 @@ impl Push {
         if view.state.members.get(&node).is_none_or(|member| member.key != peer.key) {
             let by = format!("node/{node}");
             let event = Event { what: "follow", by: Some(&by), from: peer.from, ..Event::default() };
-            self.audit.tell(Event { refused: Some(EXPELLED.to_owned()), ..event });
+            self.audit.record(Event { refused: Some(EXPELLED.to_owned()), ..event });
             return Err(Status::permission_denied(EXPELLED));
         }
         Ok(node)

@@ -159,7 +159,7 @@ async fn shake_hands(
         Ok(Err(error)) if HandshakeFault::of(&error) == Some(HandshakeFault::Certificate) => {
             // The subject of a rejected certificate is not proven, so the log does not name it.
             let refused = Some(format!("certificate rejected: {error}"));
-            audit.tell(Event { what: "connect", from: Some(from), refused, ..Event::default() });
+            audit.record(Event { what: "connect", from: Some(from), refused, ..Event::default() });
         }
         Ok(Err(error)) => tracing::debug!(%from, "no handshake: {error}"),
         Err(_) => tracing::debug!(%from, "handshake timeout after {HANDSHAKE_TIMEOUT:?}"),

@@ -165,11 +165,14 @@ pub trait StatusExchange: Send + Sync {
     ///
     /// # Errors
     /// The publication failed. All entries must be published again.
-    fn say(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn publish_status(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Follows what other controllers publish, for as long as it is polled.
     ///
     /// # Errors
     /// The store cannot be followed: subscribe again.
-    fn hear<'s>(&'s self, hear: &'s (dyn Fn(StatusEvent) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>>;
+    fn watch_status<'s>(
+        &'s self,
+        hear: &'s (dyn Fn(StatusEvent) + Send + Sync),
+    ) -> BoxFuture<'s, Result<(), StoreError>>;
 }

@@ -240,19 +240,23 @@ async fn heard(
 async fn what_one_says_others_hear(url: &str) {
     let (one, two) = (etcd(url), Arc::new(etcd(url)));
     let output = |subject: &str, words: &'static str| (subject.to_owned(), Some(Bytes::from(words)));
-    one.shared().unwrap().say(vec![output("a", "1"), output("b", "1")]).await.unwrap();
+    one.shared().unwrap().publish_status(vec![output("a", "1"), output("b", "1")]).await.unwrap();
     let (tell, mut events) = tokio::sync::mpsc::unbounded_channel();
     let mut hearing = JoinSet::new();
     hearing.spawn({
         let two = two.clone();
-        async move { two.shared().unwrap().hear(&|heard| drop(tell.send(heard))).await }
+        async move { two.shared().unwrap().watch_status(&|heard| drop(tell.send(heard))).await }
     });
     let StatusEvent::Snapshot(all) = heard(&mut events, |_| true).await else { panic!("all of it comes first") };
     assert_eq!(all.iter().map(|word| word.subject.as_str()).collect::<Vec<_>>(), ["a", "b"]);
     // The own status, and that of another overlay, are not reported.
-    two.shared().unwrap().say(vec![output("own", "1")]).await.unwrap();
+    two.shared().unwrap().publish_status(vec![output("own", "1")]).await.unwrap();
     let many = (0..300).map(|number| output(&format!("many-{number}"), "1"));
-    one.shared().unwrap().say(many.chain([output("a", "2"), ("b".to_owned(), None)]).collect()).await.unwrap();
+    one.shared()
+        .unwrap()
+        .publish_status(many.chain([output("a", "2"), ("b".to_owned(), None)]).collect())
+        .await
+        .unwrap();
     let is_of = |heard: &StatusEvent, of: &str| matches!(heard, StatusEvent::Update(word) if word.subject == of);
     let StatusEvent::Update(word) = heard(&mut events, |heard| is_of(heard, "a") || is_of(heard, "own")).await else {
         panic!()

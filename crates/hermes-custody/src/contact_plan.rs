@@ -19,13 +19,13 @@ pub fn since_1970() -> Duration {
 }
 
 /// Writes a plan into the headers: its period and its offset, in milliseconds.
-pub fn tell(plan: &Plan, headers: &mut HeaderMap) {
+pub fn write_header(plan: &Plan, headers: &mut HeaderMap) {
     let value = format!("{} {}", plan.every.as_millis(), plan.from.as_millis());
     headers.extend(HeaderValue::from_str(&value).ok().map(|value| (CONTACT, value)));
 }
 
 /// Reads a plan from the headers. Returns `None` if the headers hold no plan, or an invalid one.
-pub fn told(headers: &HeaderMap) -> Option<Plan> {
+pub fn read_header(headers: &HeaderMap) -> Option<Plan> {
     let (every, from) = headers.get(CONTACT)?.to_str().ok()?.split_once(' ')?;
     let [every, from] =
         [every, from].map(|millis| millis.parse::<u32>().ok().map(u64::from).map(Duration::from_millis));
@@ -139,13 +139,13 @@ mod tests {
     fn a_plan_is_told_and_only_a_plan() {
         let mut headers = HeaderMap::new();
         let plan = Plan { every: Duration::from_secs(3), from: Duration::from_millis(1500) };
-        tell(&plan, &mut headers);
-        assert_eq!(told(&headers), Some(plan));
+        write_header(&plan, &mut headers);
+        assert_eq!(read_header(&headers), Some(plan));
         assert_eq!(plan.wait(Duration::from_millis(10_000)), Duration::from_millis(500));
         assert_eq!(plan.wait(Duration::from_millis(10_500)), Duration::from_secs(3));
         for no in ["", "3000", "3000 3000", "0 0", "1 0", "3000 -1", "99999999999 1"] {
             headers.insert(CONTACT, HeaderValue::from_static(no));
-            assert_eq!(told(&headers), None, "{no}");
+            assert_eq!(read_header(&headers), None, "{no}");
         }
     }
 

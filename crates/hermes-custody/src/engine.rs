@@ -344,7 +344,7 @@ impl Engine {
     }
 
     /// Assigns an exchange that a neighbour began to this node: a local endpoint reads its request as it arrived.
-    pub(crate) fn take_in(&mut self, id: ExchangeId, account: &Arc<str>, is_tunnel: bool) {
+    pub(crate) fn accept_local(&mut self, id: ExchangeId, account: &Arc<str>, is_tunnel: bool) {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.to.is_none()) else { return };
         let had = exchange.request.have();
         self.go(id, Side::Here, account, is_tunnel);

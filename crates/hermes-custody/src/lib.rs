@@ -9,8 +9,9 @@
 //! survive the failures that the route names. An *order* is an exchange whose request its origin must not receive
 //! twice.
 //!
-//! The module [`engine`] holds the exchanges and is pure. [`service`] is the handle that all workers share. [`store`]
-//! writes the [`journal`]. [`window`] and [`contact_plan`] tell a channel how much to send and when its link returns.
+//! The module `engine` holds the exchanges and is pure. `service` is the handle that all workers share. `store` writes
+//! the journal, in the format of `journal_record`. `send_window` limits the bytes that a channel has under way;
+//! `contact_plan` says when the channel's link is up again.
 
 pub mod contact_plan;
 mod engine;

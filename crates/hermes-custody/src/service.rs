@@ -144,15 +144,15 @@ impl CustodyService {
                 // The entry must follow the engine's own entries of this exchange.
                 state.settle(now);
                 let note = JournalRecord::Asked { bytes: asked.clone() };
-                state.store.ask(Job::Keep { id, note, is_synced: survives == Durability::Power });
+                state.store.submit(Job::Keep { id, note, is_synced: survives == Durability::Power });
             }
             Ok(())
         })
     }
 
     /// Assigns an exchange of a neighbour to this node.
-    pub fn take_in(&self, id: ExchangeId, is_tunnel: bool) {
-        self.act(|state, _| state.engine.take_in(id, &self.arrivals, is_tunnel));
+    pub fn accept_local(&self, id: ExchangeId, is_tunnel: bool) {
+        self.act(|state, _| state.engine.accept_local(id, &self.arrivals, is_tunnel));
     }
 
     /// Forwards an exchange of a neighbour. Ready once the account of its route has room for it.
@@ -245,7 +245,7 @@ impl CustodyService {
     }
 
     /// Detaches the local endpoint from the exchange.
-    pub fn part(&self, id: ExchangeId) {
+    pub fn detach(&self, id: ExchangeId) {
         self.lock().ends.remove(&id);
     }
 

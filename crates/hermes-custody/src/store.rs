@@ -120,8 +120,8 @@ impl Store {
     }
 
     /// Queues a job. The thread reports the result.
-    pub(super) fn ask(&self, job: Job) {
-        self.jobs.ask(job);
+    pub(super) fn submit(&self, job: Job) {
+        self.jobs.submit(job);
     }
 }
 
@@ -244,7 +244,7 @@ impl Files {
             }
         }
         self.write(pending, reader);
-        self.look(pending, seen, reader);
+        self.report_space(pending, seen, reader);
         reads.into_iter().for_each(|job| self.read(job, reader));
     }
 

@@ -115,10 +115,10 @@ pub(crate) async fn under_load(
     }
     let upload_bytes = finished(upload).await.context("the upload that was under way")?;
     let tcp_bytes = finished(tcp).await.context("the TCP connection that was under way")?;
-    judge(all, typed, applied, [upload_bytes, tcp_bytes])
+    evaluate(all, typed, applied, [upload_bytes, tcp_bytes])
 }
 
-fn judge(
+fn evaluate(
     Asker { asked, failures }: Asker,
     typed: Instant,
     applied: Typed,
@@ -161,7 +161,7 @@ async fn ask_on(apps: SocketAddr, stop: Arc<AtomicBool>, noticed: Arc<AtomicUsiz
     let mut this = Asker::default();
     let mut client = None;
     while !stop.load(Ordering::Relaxed) && this.failures.len() < MAX_FAILURES {
-        match ask(apps, &mut client).await {
+        match send_request(apps, &mut client).await {
             Ok(asked) => {
                 if asked.green && this.asked.last().is_none_or(|last| !last.green) {
                     noticed.fetch_add(1, Ordering::Relaxed);
@@ -177,7 +177,7 @@ async fn ask_on(apps: SocketAddr, stop: Arc<AtomicBool>, noticed: Arc<AtomicUsiz
     this
 }
 
-async fn ask(apps: SocketAddr, client: &mut Option<Client>) -> anyhow::Result<Asked> {
+async fn send_request(apps: SocketAddr, client: &mut Option<Client>) -> anyhow::Result<Asked> {
     let begun = Instant::now();
     let client = match client {
         Some(client) => client,

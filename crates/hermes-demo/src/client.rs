@@ -58,14 +58,14 @@ impl Client {
     /// # Errors
     /// The same errors as [`Client::ask`].
     pub(crate) async fn get(&mut self, uri: &str) -> anyhow::Result<Bytes> {
-        self.ask(Method::GET, uri, Bytes::new()).await
+        self.send_request(Method::GET, uri, Bytes::new()).await
     }
 
     /// Sends a request and expects status 200.
     ///
     /// # Errors
     /// The connection broke, the response timed out, or its status is not 200.
-    pub(crate) async fn ask(&mut self, method: Method, uri: &str, body: Bytes) -> anyhow::Result<Bytes> {
+    pub(crate) async fn send_request(&mut self, method: Method, uri: &str, body: Bytes) -> anyhow::Result<Bytes> {
         self.ask_with(method, uri, &[], body).await
     }
 

@@ -40,7 +40,7 @@ impl Progress {
     pub(crate) fn step(&self, text: &str) {
         self.set(text);
         if !self.live {
-            self.say(text);
+            self.print(text);
         }
     }
 
@@ -49,7 +49,7 @@ impl Progress {
         self.set(text);
         let said = *self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.live && said.elapsed() >= PLAIN_DETAIL {
-            self.say(text);
+            self.print(text);
         }
     }
 
@@ -57,7 +57,7 @@ impl Progress {
         text.clone_into(&mut self.text.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn say(&self, text: &str) {
+    fn print(&self, text: &str) {
         // An error means that standard error is closed; progress is then not needed.
         let _ = writeln!(std::io::stderr(), "demo: {text}");
         *self.said.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();

@@ -41,7 +41,7 @@ pub enum Direction {
 
 impl Rules {
     /// Decides on a packet; `mtu` is the maximum length of the next link.
-    pub fn judge(&self, way: Direction, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
+    pub fn verdict(&self, way: Direction, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
         let (from, to) = match way {
             Direction::Out => (&self.here, &self.there),
             Direction::In => (&self.there, &self.here),

@@ -74,7 +74,7 @@ pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result
         Change::Set => NLM_F_CREATE | NLM_F_REPLACE,
         Change::Existing => 0,
     };
-    ask(message, NLM_F_ACK | flags).map(drop)
+    request(message, NLM_F_ACK | flags).map(drop)
 }
 
 /// Lists all objects of one kind that match the message. Routes are filtered by table and protocol number; before Linux
@@ -85,7 +85,7 @@ pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result
 pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut answer = Answer::default();
     for _ in 0..MAX_DUMP_ATTEMPTS {
-        answer = match ask(message.clone(), NLM_F_DUMP) {
+        answer = match request(message.clone(), NLM_F_DUMP) {
             // The table does not exist.
             Err(error) if error.kind() == io::ErrorKind::NotFound => break,
             answer => answer?,
@@ -105,7 +105,7 @@ struct Answer {
     is_inconsistent: bool,
 }
 
-fn ask(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
+fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | flags;
     header.sequence_number = 1;

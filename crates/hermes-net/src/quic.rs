@@ -247,8 +247,8 @@ impl Server {
     }
 
     /// Stops reading the socket, because another process reads it now and forwards the datagrams of our connections.
-    pub fn part(&self) {
-        self.reader.part();
+    pub fn stop_reading(&self) {
+        self.reader.stop_reading();
     }
 }
 

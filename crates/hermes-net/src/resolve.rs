@@ -208,7 +208,7 @@ impl Resolver {
         let no_address = |reason| ResolveError::NoAddress { host: host.to_owned(), reason };
         let mut first_error = None;
         for name in search.names(host).map_err(no_address)? {
-            match ask(&resolver, &name).await {
+            match query(&resolver, &name).await {
                 Ok(addresses) => return Ok(addresses),
                 Err(error) => _ = first_error.get_or_insert(error),
             }
@@ -218,7 +218,7 @@ impl Resolver {
 }
 
 /// Queries both families of a name at once, and returns when one has addresses, by the rules of RFC 8305.
-async fn ask(resolver: &HickoryResolver<MarkedRuntime>, name: &Name) -> Result<Addresses, NetError> {
+async fn query(resolver: &HickoryResolver<MarkedRuntime>, name: &Name) -> Result<Addresses, NetError> {
     let mut v6 = Box::pin(family(resolver.clone(), name.clone(), RecordType::AAAA));
     let mut v4 = Box::pin(family(resolver.clone(), name.clone(), RecordType::A));
     let (answer, (v6_is_left, v4_is_left)) = tokio::select! {

@@ -119,7 +119,7 @@ impl AckMonitor {
     /// # Errors
     /// The kernel refuses the query.
     #[allow(unsafe_code)] // Neither socket2 nor nix has the option, or the call.
-    pub fn look(&self) -> io::Result<AckState> {
+    pub fn state(&self) -> io::Result<AckState> {
         // SAFETY: the structure has only numbers, for which zeros are valid.
         let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
         let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
@@ -180,7 +180,7 @@ mod tests {
         let acks = AckMonitor::of(&near).unwrap();
         let becomes = async |fits: &dyn Fn(Option<Duration>) -> bool| {
             let looks = async {
-                while !fits(acks.look().unwrap().owed_for) {
+                while !fits(acks.state().unwrap().owed_for) {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
@@ -200,6 +200,6 @@ mod tests {
         becomes(&|owed_for| owed_for.is_some()).await;
         SockRef::from(&near).set_tcp_cork(false).unwrap();
         becomes(&|owed_for| owed_for.is_none()).await;
-        assert!(acks.look().unwrap().rtt > Duration::ZERO);
+        assert!(acks.state().unwrap().rtt > Duration::ZERO);
     }
 }

@@ -165,7 +165,7 @@ impl Device {
     }
 
     /// Gives up ownership to another process: its settings stay when this process ends.
-    pub fn part(&self) {
+    pub fn disown(&self) {
         self.inner.is_ours.store(false, Ordering::Release);
     }
 

@@ -75,7 +75,7 @@ pub struct SignalledIds(watch::Sender<VecDeque<u64>>);
 const MAX_SIGNALLED_IDS: usize = 64;
 
 impl SignalledIds {
-    pub fn tell(&self, numbers: impl Iterator<Item = u64>) {
+    pub fn add(&self, numbers: impl Iterator<Item = u64>) {
         self.0.send_modify(|told| {
             told.extend(numbers.take(MAX_SIGNALLED_IDS));
             told.drain(..told.len().saturating_sub(MAX_SIGNALLED_IDS));
@@ -171,7 +171,7 @@ impl ReversePeer {
     fn release(&self, worker: usize, number: u64) {
         let leaving = self.assignment().release(worker, number);
         if leaving.is_some() {
-            self.leaving.tell(leaving.into_iter());
+            self.leaving.add(leaving.into_iter());
         }
     }
 
@@ -342,8 +342,8 @@ impl UplinkConnection {
     }
 
     /// Probes the peer.
-    pub fn ask(&self) {
-        self.keepalive.borrow_mut().ask();
+    pub fn probe(&self) {
+        self.keepalive.borrow_mut().send_probe();
     }
 
     /// Ready when the connection was silent for so long that it counts as dead. `heard` counts all reads.
@@ -535,9 +535,9 @@ mod tests {
     #[tokio::test]
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
         let reverse_peer = reverse_peer();
-        reverse_peer.gone.tell([1, 7].into_iter());
+        reverse_peer.gone.add([1, 7].into_iter());
         // This fills the memory, so that earlier numbers are forgotten.
-        reverse_peer.gone.tell(100..100 + MAX_SIGNALLED_IDS as u64);
+        reverse_peer.gone.add(100..100 + MAX_SIGNALLED_IDS as u64);
         reverse_peer.gone.has_told(100).await;
         assert!(tokio::time::timeout(Duration::from_millis(10), reverse_peer.gone.has_told(7)).await.is_err());
         let other = tokio::time::timeout(Duration::from_millis(10), reverse_peer.gone.has_told(2));

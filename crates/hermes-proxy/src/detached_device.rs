@@ -220,7 +220,7 @@ impl PacketForwarder {
         let Some(link) = self.places.find(header.destination).and_then(|place| self.links.get_mut(*place)) else {
             return note(&self.ledger, "no-session", 1);
         };
-        match link.rules.judge(Direction::Out, &packet, &header, link.capacity) {
+        match link.rules.verdict(Direction::Out, &packet, &header, link.capacity) {
             Verdict::Pass | Verdict::Cut(_) if link.up.len() >= MAX_WAITING_PACKETS => {
                 note(&self.ledger, "queue-full", 1)
             }
@@ -291,7 +291,7 @@ impl Link {
 /// The reason why a packet of a node is dropped.
 fn let_in(rules: &Rules, packet: &[u8]) -> Result<(), &'static str> {
     let header = ip::parse(packet).map_err(|_| "malformed-packet")?;
-    match rules.judge(Direction::In, packet, &header, capsule::MAX_PACKET) {
+    match rules.verdict(Direction::In, packet, &header, capsule::MAX_PACKET) {
         Verdict::Pass | Verdict::Cut(_) => Ok(()),
         Verdict::Drop(reason, _) => Err(reason),
     }

@@ -86,7 +86,7 @@ impl ResponseHead {
             status: head.status.as_u16(),
             is_endless: !headers.contains_key(CONTENT_LENGTH) && !headers.contains_key(TRANSFER_ENCODING),
             length: text(CONTENT_LENGTH).and_then(|length| length.parse().ok()),
-            part: text(CONTENT_RANGE).as_deref().and_then(part),
+            part: text(CONTENT_RANGE).as_deref().and_then(content_range),
             is_multipart: text(CONTENT_TYPE)
                 .is_some_and(|kind| kind.to_ascii_lowercase().starts_with("multipart/byteranges")),
             validator: validator(etag.as_deref(), modified.as_deref(), headers),
@@ -148,7 +148,7 @@ fn retry_after(text: &str, theirs: SystemTime) -> Option<Duration> {
 
 /// Parses `bytes 0-9/100`, `bytes 0-9/*` or `bytes */100` (RFC 9110, section 14.4). Returns `None` for anything else,
 /// and for contradictory numbers.
-fn part(text: &str) -> Option<ContentRange> {
+fn content_range(text: &str) -> Option<ContentRange> {
     let (unit, rest) = text.trim().split_once(' ')?;
     let (range, complete) = rest.trim().split_once('/')?;
     let of = match complete {
@@ -190,9 +190,9 @@ mod tests {
     #[test]
     fn ranges_are_read_strictly() {
         let whole = |first, last, of| Some(ContentRange { bytes: Some((first, last)), of });
-        assert_eq!(part("bytes 0-9/100"), whole(0, 9, Some(100)));
-        assert_eq!(part("Bytes 5-5/*"), whole(5, 5, None));
-        assert_eq!(part("bytes */100"), Some(ContentRange { bytes: None, of: Some(100) }));
+        assert_eq!(content_range("bytes 0-9/100"), whole(0, 9, Some(100)));
+        assert_eq!(content_range("Bytes 5-5/*"), whole(5, 5, None));
+        assert_eq!(content_range("bytes */100"), Some(ContentRange { bytes: None, of: Some(100) }));
         for bad in [
             "bytes 9-0/100",
             "bytes 0-100/100",
@@ -204,7 +204,7 @@ mod tests {
             "bytes 0-18446744073709551615/*",
             "bytes -1/9",
         ] {
-            assert_eq!(part(bad), None, "{bad}");
+            assert_eq!(content_range(bad), None, "{bad}");
         }
     }
 

@@ -65,7 +65,7 @@ impl Resumable {
     }
 
     /// Assesses the response to that request.
-    pub fn judge(&mut self, answer: &ResponseHead) -> ResumeOutcome {
+    pub fn assess(&mut self, answer: &ResponseHead) -> ResumeOutcome {
         if answer.may_pass() {
             return ResumeOutcome::Later(answer.retry_after);
         }
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn it_goes_on_in_a_part_or_in_the_whole() {
         let mut whole = whole();
-        let mut judge = |status, fields: &[(&str, &str)]| whole.judge(&answer(status, fields));
+        let mut judge = |status, fields: &[(&str, &str)]| whole.assess(&answer(status, fields));
         assert_eq!(judge(206, &[TAG, ("content-range", "bytes 40-99/100")]), ResumeOutcome::Behind(0));
         assert_eq!(judge(206, &[TAG, ("content-range", "bytes 32-63/*")]), ResumeOutcome::Behind(8));
         assert_eq!(judge(200, &[TAG, ("content-length", "100")]), ResumeOutcome::Behind(40));
@@ -225,9 +225,9 @@ mod tests {
         let mut endless = Resumable::of(&answer(200, &[TAG])).unwrap();
         endless.took(40);
         assert_eq!(endless.missing(), None);
-        assert_eq!(endless.judge(&answer(416, &[("content-range", "bytes */40")])), ResumeOutcome::Nothing);
-        assert!(matches!(endless.judge(&answer(416, &[("content-range", "bytes */30")])), ResumeOutcome::Never(_)));
-        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 40-59/60")])), ResumeOutcome::Behind(0));
+        assert_eq!(endless.assess(&answer(416, &[("content-range", "bytes */40")])), ResumeOutcome::Nothing);
+        assert!(matches!(endless.assess(&answer(416, &[("content-range", "bytes */30")])), ResumeOutcome::Never(_)));
+        assert_eq!(endless.assess(&answer(206, &[TAG, ("content-range", "bytes 40-59/60")])), ResumeOutcome::Behind(0));
         assert_eq!(endless.missing(), Some(20));
     }
 
@@ -236,11 +236,11 @@ mod tests {
         let mut endless = Resumable::of(&answer(200, &[TAG])).unwrap();
         endless.took(40);
         assert!(endless.may_end());
-        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 40-59/*")])), ResumeOutcome::Behind(0));
+        assert_eq!(endless.assess(&answer(206, &[TAG, ("content-range", "bytes 40-59/*")])), ResumeOutcome::Behind(0));
         endless.took(20);
         assert!(!endless.may_end());
-        assert_eq!(endless.judge(&answer(416, &[])), ResumeOutcome::Nothing);
-        assert_eq!(endless.judge(&answer(206, &[TAG, ("content-range", "bytes 60-69/70")])), ResumeOutcome::Behind(0));
+        assert_eq!(endless.assess(&answer(416, &[])), ResumeOutcome::Nothing);
+        assert_eq!(endless.assess(&answer(206, &[TAG, ("content-range", "bytes 60-69/70")])), ResumeOutcome::Behind(0));
         endless.took(10);
         assert!(endless.may_end());
     }
@@ -251,7 +251,7 @@ mod tests {
             let fields = [TAG, ("content-range", "bytes 0-9/100"), ("content-length", length)];
             assert_eq!(Resumable::of(&answer(206, &fields)).is_some(), is_part, "{length}");
             let fields = [TAG, ("content-range", "bytes 40-49/100"), ("content-length", length)];
-            assert_eq!(matches!(whole().judge(&answer(206, &fields)), ResumeOutcome::Behind(0)), is_part, "{length}");
+            assert_eq!(matches!(whole().assess(&answer(206, &fields)), ResumeOutcome::Behind(0)), is_part, "{length}");
         }
     }
 
@@ -273,7 +273,7 @@ mod tests {
             (404, &[]),
             (302, &[("location", "/elsewhere")]),
         ] {
-            assert!(matches!(whole.judge(&answer(status, fields)), ResumeOutcome::Never(_)), "{status} {fields:?}");
+            assert!(matches!(whole.assess(&answer(status, fields)), ResumeOutcome::Never(_)), "{status} {fields:?}");
         }
     }
 }

@@ -345,14 +345,14 @@ impl Standing {
     /// The first report of a connection.
     fn first_report(&mut self) -> Report {
         let mut report = self.report();
-        self.history.tell(&mut report);
+        self.history.fill_report(&mut report);
         report
     }
 
     /// A further report, with revoked keys that did not fit into the earlier ones.
     fn further_report(&mut self) -> Report {
         let mut report = self.report();
-        self.history.tell_rest(&mut report);
+        self.history.fill_further_report(&mut report);
         report
     }
 }
@@ -426,7 +426,7 @@ async fn follow(
         let ended = match ended {
             Ok(conversation) => {
                 let began = Instant::now();
-                let ended = conversation.go_on().await;
+                let ended = conversation.run().await;
                 if began.elapsed() >= STEADY_AFTER {
                     // The connection worked for a while, so its end is a new outage.
                     pace = Backoff::new(RECONNECT_BACKOFF.0, RECONNECT_BACKOFF.1);
@@ -509,7 +509,7 @@ impl<'a> ControlSession<'a> {
     }
 
     /// Runs the conversation until the connection ends.
-    async fn go_on(mut self) -> anyhow::Result<()> {
+    async fn run(mut self) -> anyhow::Result<()> {
         while self.standing.history.has_rest() {
             self.say.send(self.standing.further_report()).await?;
         }
@@ -618,7 +618,7 @@ async fn obey(
     standing: &mut Standing,
 ) -> anyhow::Result<()> {
     // Revocations come first: the document must run with them.
-    if standing.history.learn(&order)
+    if standing.history.record(&order)
         && let Err(error) = home.keep(&home.path(history::FILE), &standing.history.to_bytes())
     {
         tracing::error!("keys that are revoked now may be believed after the next start: {error:#}");

@@ -32,7 +32,7 @@ pub(crate) trait Infrastructure {
     ///
     /// # Errors
     /// The machine cannot be asked.
-    fn look(&self, directory: &str) -> anyhow::Result<bool>;
+    fn is_running(&self, directory: &str) -> anyhow::Result<bool>;
 
     /// Stops the node, waits for its exit, and deletes its directory together with its key.
     ///
@@ -195,7 +195,7 @@ impl Machine {
 impl Infrastructure for Machine {
     fn put(&self, node: &Placement) -> anyhow::Result<bool> {
         let directory = self.whole(&node.directory)?;
-        if self.look(&directory)? {
+        if self.is_running(&directory)? {
             return Ok(false);
         }
         let program = quoted(&self.program(&directory)?);
@@ -211,7 +211,7 @@ impl Infrastructure for Machine {
         Ok(true)
     }
 
-    fn look(&self, directory: &str) -> anyhow::Result<bool> {
+    fn is_running(&self, directory: &str) -> anyhow::Result<bool> {
         let directory = self.whole(directory)?;
         let script = format!("dir={}; {FIND}echo \"$pid\"", quoted(&directory));
         Ok(!self.run(&script, &[])?.is_empty())

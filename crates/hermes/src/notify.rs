@@ -9,15 +9,15 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// Reports that the process serves, or waits for its first document.
 pub(crate) fn ready() {
-    tell("READY=1");
+    notify("READY=1");
 }
 
 /// Reports that the process drains and will exit.
 pub(crate) fn stopping() {
-    tell("STOPPING=1");
+    notify("STOPPING=1");
 }
 
-fn tell(state: &str) {
+fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match path.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),

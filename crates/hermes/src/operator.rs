@@ -230,7 +230,7 @@ impl Access {
         let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
         let asked =
             serde_json::json!({ "name": name, "provider": provider, "request": request, "life": life.as_secs() });
-        let answer = self.ask(Method::POST, "/v1/operators", asked.to_string().into_bytes()).await?;
+        let answer = self.send_request(Method::POST, "/v1/operators", asked.to_string().into_bytes()).await?;
         let trust = answer.trust.clone();
         let issued = answer.or_refused()?;
         let text = |key: &str| issued[key].as_str().unwrap_or_default().to_owned();
@@ -247,7 +247,7 @@ impl Access {
     ///
     /// # Errors
     /// There is no operator's file, or the controller is unreachable.
-    pub(crate) async fn ask(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
+    pub(crate) async fn send_request(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Answer> {
         let operator = self.operator()?;
         let of_file = || operator.controller.parse().map_err(anyhow::Error::msg);
         let place: ControllerAddr = self.named()?.map_or_else(of_file, Ok)?;
@@ -277,9 +277,9 @@ impl Access {
     /// Sends one request. A response other than success becomes an error with the controller's reasons.
     ///
     /// # Errors
-    /// The same as for [`Access::ask`]; or the controller refuses.
+    /// The same as for [`Access::send_request`]; or the controller refuses.
     pub(crate) async fn get(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<serde_json::Value> {
-        self.ask(method, path, body).await?.or_refused()
+        self.send_request(method, path, body).await?.or_refused()
     }
 }
 

@@ -195,12 +195,12 @@ async fn run(
             Some(instruction) = next(&mut agent) => obey(instruction, config, &mut node, &mut watch, &mut admin).await,
             () = restoration.due(&node) => restoration.restore(config, &mut node).await,
             link = Successors::next(&mut successors) => {
-                if let Some(end) = give(link, &node, &admin, &mut signals, &mut refused).await {
+                if let Some(end) = hand_over(link, &node, &admin, &mut signals, &mut refused).await {
                     break end;
                 }
             }
             // Undoes changes that a refused successor made after its refusal.
-            Some(_) = refused.join_next() => node.take_back(),
+            Some(_) = refused.join_next() => node.roll_back(),
         }
     };
     finish(config, node, admin, end, successors, &mut signals, &mut watch).await;
@@ -286,7 +286,7 @@ fn tell_addresses(node: &Node, known: &[Bound]) {
 }
 
 /// Hands the sockets to a successor. Signals are handled meanwhile; changes of the document wait.
-async fn give(
+async fn hand_over(
     mut successor: Successor,
     node: &Node,
     admin: &Admin,
@@ -311,7 +311,7 @@ async fn give(
         Ok(Err(error)) => {
             tracing::error!("a takeover failed; this process goes on: {error:#}");
             refused.spawn(successor.refuse());
-            node.take_back();
+            node.roll_back();
             None
         }
         Err(name) => {
@@ -336,7 +336,7 @@ async fn obey(instruction: Instruction, config: &Path, node: &mut Node, watch: &
     let document = match &instruction.wanted {
         Wanted::Identity => {
             // This reload covers all changes up to now, so their notifications must not trigger another one.
-            watch.look();
+            watch.read_files();
             return instruction.answer(reloaded(config, node, watch, admin).await);
         }
         Wanted::Document(document) => document.clone(),
@@ -566,7 +566,7 @@ async fn finish(
     let successors = successors.filter(|_| handed);
     let mut parting = JoinSet::new();
     if let End::TakenOver(successor) = end {
-        parting.spawn(successor.parted(successors));
+        parting.spawn(successor.finish(successors));
     }
     let mut deadline = Instant::now() + if handed { AFTER_TAKEOVER } else { drain };
     loop {

@@ -71,7 +71,7 @@ pub(crate) fn take(path: &Path) -> anyhow::Result<Option<(Vec<LabelledFd>, Prede
         tries += 1;
         let Some(stream) = connect(path)? else { return Ok(None) };
         let process = fd_passing::ProcessHandle::of_peer(&stream).ok();
-        match ask(&stream) {
+        match request_listeners(&stream) {
             Ok(sockets) => {
                 tracing::info!(sockets = sockets.len(), "taking over from a running process");
                 return Ok(Some((sockets, Predecessor { link: ManuallyDrop::new(stream), process })));
@@ -95,7 +95,7 @@ fn connect(path: &Path) -> anyhow::Result<Option<UnixStream>> {
     Ok(Some(stream))
 }
 
-fn ask(mut stream: &UnixStream) -> std::io::Result<Vec<LabelledFd>> {
+fn request_listeners(mut stream: &UnixStream) -> std::io::Result<Vec<LabelledFd>> {
     stream.write_all(HELLO)?;
     fd_passing::receive(stream)
 }
@@ -111,12 +111,12 @@ impl Predecessor {
     /// The predecessor did not confirm, and may continue to serve the listeners: this process has to end.
     pub(crate) async fn ready(self) -> anyhow::Result<Parted> {
         let link = self.link.try_clone()?;
-        tokio::task::spawn_blocking(move || let_go(&link, self.process.as_ref())).await??;
+        tokio::task::spawn_blocking(move || release_predecessor(&link, self.process.as_ref())).await??;
         Ok(Parted(ManuallyDrop::into_inner(self.link)))
     }
 }
 
-fn let_go(mut link: &UnixStream, process: Option<&fd_passing::ProcessHandle>) -> anyhow::Result<()> {
+fn release_predecessor(mut link: &UnixStream, process: Option<&fd_passing::ProcessHandle>) -> anyhow::Result<()> {
     // If the predecessor no longer reads, the write fails, but its answer may already be in the receive buffer.
     let _ = link.write_all(READY);
     let mut said = Vec::new();
@@ -255,7 +255,7 @@ impl Successor {
 
     /// Tells the successor that this process no longer reads the sockets. Returns when the successor listens at our
     /// path. Callers that connect meanwhile wait, and then connect to the successor.
-    pub(crate) async fn parted(mut self, successors: Option<Successors>) {
+    pub(crate) async fn finish(mut self, successors: Option<Successors>) {
         if let Err(error) = self.0.write_all(PARTED) {
             tracing::warn!(%error, "the successor is gone");
         }

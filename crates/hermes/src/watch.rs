@@ -94,17 +94,17 @@ struct Told {
 }
 
 impl Events {
-    fn told(&self) -> MutexGuard<'_, Told> {
+    fn state(&self) -> MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, event: notify::Event) {
+    fn record(&self, event: notify::Event) {
         let is_written = matches!(event.kind, EventKind::Modify(ModifyKind::Data(_)));
         let is_closed = matches!(event.kind, EventKind::Access(AccessKind::Close(AccessMode::Write)));
         if event.kind.is_access() && !is_closed {
             return;
         }
-        let mut told = self.told();
+        let mut told = self.state();
         let overflowed = event.need_rescan();
         for path in event.paths {
             if !told.entries.contains(&path) {
@@ -139,7 +139,7 @@ impl Watch {
         let teller = events.clone();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             if let Ok(event) = event {
-                teller.tell(event);
+                teller.record(event);
             }
         })
         .context("file changes cannot be watched")?;
@@ -181,7 +181,7 @@ impl Watch {
         let entries: HashSet<PathBuf> = files.iter().flat_map(|file| entries_of(file)).collect();
         let wanted: HashSet<PathBuf> = entries.iter().filter_map(|entry| entry.parent()).map(Path::to_owned).collect();
         {
-            let mut told = self.events.told();
+            let mut told = self.events.state();
             (told.entries, told.directories) = (entries, wanted.clone());
         }
         let is_current = |directory: &PathBuf, stamp: &Stamp| Stamp::of(directory) == Some(*stamp);
@@ -238,7 +238,7 @@ impl Watch {
             }
             if self.due.is_some_and(|due| due.at <= Instant::now()) {
                 self.due = None;
-                if self.look() {
+                if self.read_files() {
                     return;
                 }
             }
@@ -247,7 +247,7 @@ impl Watch {
 
     /// Computes when to read the files, from the events so far.
     fn reckon(&mut self) {
-        let mut told = self.events.told();
+        let mut told = self.events.state();
         if !std::mem::take(&mut told.any) {
             return;
         }
@@ -258,8 +258,8 @@ impl Watch {
     }
 
     /// Reads the files now. Returns true if the content of one has changed.
-    pub(crate) fn look(&mut self) -> bool {
-        self.events.told().writing.clear();
+    pub(crate) fn read_files(&mut self) -> bool {
+        self.events.state().writing.clear();
         // Directories are updated before the files are read, since a replaced link leads to other directories.
         let files = self.seen.keys().cloned().collect();
         self.watch_places(&files);

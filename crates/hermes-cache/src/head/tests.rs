@@ -60,7 +60,11 @@ fn a_response_is_fresh_for_as_long_as_it_says() {
         assert_eq!(head(lines).ttl(NOW), ttl, "{lines:?}");
     }
     for age in ["abc", "-1", "1.0", "0, 7", "7;x=1"] {
-        assert_eq!(head(&[("cache-control", "max-age=60"), ("age", age)]).judge(&asks(""), NOW), Use::Stale, "{age}");
+        assert_eq!(
+            head(&[("cache-control", "max-age=60"), ("age", age)]).usability(&asks(""), NOW),
+            Use::Stale,
+            "{age}"
+        );
     }
     assert_eq!(head_of(200, &[("cache-control", "max-age=60, s-maxage=5")], false).ttl(NOW), 60);
     let slow = Times { asked: NOW - 20 * SECOND, came: NOW };
@@ -134,7 +138,7 @@ fn requests_say_what_they_take() {
         ("max-age=60, proxy-revalidate", "max-stale", 61, Use::Stale),
         ("s-maxage=60", "max-stale", 61, Use::Stale),
     ] {
-        let judged = head(&[("cache-control", response)]).judge(&asks(request), at(seconds));
+        let judged = head(&[("cache-control", response)]).usability(&asks(request), at(seconds));
         assert_eq!(judged, expected, "{response} | {request} | {seconds}");
     }
 }

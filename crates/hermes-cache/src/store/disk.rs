@@ -220,7 +220,7 @@ impl DiskThread {
             former.wait();
         }
         if let Some(_lock) = self.take(&place.root, &todo) {
-            self.look();
+            self.report_objects();
             if let Some(cache) = self.cache.upgrade() {
                 cache.has_looked();
             }
@@ -360,7 +360,7 @@ impl DiskThread {
     }
 
     /// Reports the objects on disk to the cache, the latest last. Foreign files stay unchanged.
-    fn look(&mut self) {
+    fn report_objects(&mut self) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         let mut files = Vec::new();
         let (mut foreign, mut dropped) = (0, 0);

@@ -77,7 +77,7 @@ impl Store {
     }
 
     fn stored(&self, path: &str) -> Option<Stored> {
-        match self.cache.look(&ask(path), NOW, false) {
+        match self.cache.lookup(&ask(path), NOW, false) {
             LookupResult::Hit(stored) => Some(stored),
             LookupResult::Fetch { stored, .. } => stored,
             _ => None,

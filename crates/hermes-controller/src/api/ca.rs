@@ -37,7 +37,7 @@ fn one(authority: &crate::ca::Ca) -> Value {
     }
 }
 
-fn told(api: &ApiState, view: &StateView) -> Value {
+fn to_json(api: &ApiState, view: &StateView) -> Value {
     let state = &view.state;
     let rotation = state.rotation.as_deref();
     let (stage, next, leaving) = match rotation {
@@ -66,7 +66,7 @@ pub(super) async fn show(
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
     api.operator(&peer, "ca-show", WHOSE)?;
-    Ok(axum::Json(told(&api, &api.controller.view())).into_response())
+    Ok(axum::Json(to_json(&api, &api.controller.view())).into_response())
 }
 
 /// An imported CA.
@@ -170,11 +170,11 @@ fn end(
     let event = Event { what, by: Some(&caller.by), from: peer.from, ..Event::default() };
     match done {
         Ok((revision, about)) => {
-            api.audit.tell(Event { revision: Some(revision), about, ..event });
-            Ok(axum::Json(told(api, &api.controller.view())).into_response())
+            api.audit.record(Event { revision: Some(revision), about, ..event });
+            Ok(axum::Json(to_json(api, &api.controller.view())).into_response())
         }
         Err(refused) => {
-            api.audit.tell(event.failed(&refused));
+            api.audit.record(event.failed(&refused));
             Err(refused.into())
         }
     }

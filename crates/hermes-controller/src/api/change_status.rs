@@ -107,7 +107,7 @@ pub(super) async fn await_nodes(api: &ApiState, outcome: &Outcome, wait: Duratio
         said.borrow_and_update();
         let view = api.controller.view();
         awaited.check_superseded(&view);
-        api.push.look(|statuses| {
+        api.push.with_statuses(|statuses| {
             waiting.retain(|(node, digest)| awaited.status(node, digest, statuses.get(node)) == ChangeStatus::Waiting);
         });
         let is_failed = view.state.failed.as_ref().is_some_and(|(of, _)| *of == outcome.revision);
@@ -118,7 +118,7 @@ pub(super) async fn await_nodes(api: &ApiState, outcome: &Outcome, wait: Duratio
             }
         };
         if waiting.is_empty() || is_failed || !matches!(tokio::time::timeout_at(deadline, news).await, Ok(true)) {
-            return api.push.look(|statuses| awaited.all(&view, statuses));
+            return api.push.with_statuses(|statuses| awaited.all(&view, statuses));
         }
     }
 }

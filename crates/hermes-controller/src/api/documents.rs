@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::change_status::{ChangeStatus, await_nodes};
-use super::problem::{Problem, told};
+use super::problem::{Problem, fault_to_json};
 use super::{ApiState, Caller, MAX_WAIT, rollout};
 use crate::audit::{Audit, Event};
 use crate::controller::{ApplyError, HELD, Outcome, Request, at_length};
@@ -126,12 +126,12 @@ pub(super) async fn remove(
 }
 
 /// Writes the outcome of a change to the audit log.
-fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, ApplyError>) {
+fn record(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Result<Outcome, ApplyError>) {
     let what = if request.put.is_empty() && !request.delete.is_empty() { "delete" } else { "apply" };
     let event = Event { what, by: Some(&request.by), from, ..Event::default() };
     let outcome = match done {
         Ok(outcome) => outcome,
-        Err(refused) => return audit.tell(event.failed(refused)),
+        Err(refused) => return audit.record(event.failed(refused)),
     };
     let touched = outcome.created.iter().chain(&outcome.changed).chain(&outcome.deleted);
     let more = touched.clone().count().saturating_sub(MAX_NAMED);
@@ -140,7 +140,7 @@ fn tell(audit: &Audit, from: Option<SocketAddr>, request: &Request, done: &Resul
         documents.push(format!("and {more} more"));
     }
     if !(request.is_dry || documents.is_empty()) {
-        audit.tell(Event { revision: Some(outcome.revision), documents, ..event });
+        audit.record(Event { revision: Some(outcome.revision), documents, ..event });
     }
 }
 
@@ -154,10 +154,10 @@ async fn change(
     let (controller, audit, from) = (api.controller.clone(), api.audit.clone(), peer.from);
     let made = async move {
         let done = controller.apply(&request).await;
-        tell(&audit, from, &request, &done);
+        record(&audit, from, &request, &done);
         done
     };
-    let outcome = api.owned(caller, made).await?.map_err(|refused| caller.told(refused))?;
+    let outcome = api.owned(caller, made).await?.map_err(|refused| caller.problem(refused))?;
     let wait = Duration::from_millis(wait).min(MAX_WAIT);
     let nodes = if is_dry {
         let planned =
@@ -177,10 +177,10 @@ async fn change(
         answer["still-draining"] = json!(outcome.still_draining);
     }
     let is_seen = |fault: &&document::Fault| fault.key.as_ref().is_some_and(|key| caller.may_see(key));
-    let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(told).collect();
+    let mut warnings: Vec<_> = outcome.warnings.iter().filter(is_seen).take(MAX_WARNINGS).map(fault_to_json).collect();
     if api.controller.view().is_held() {
         let problem = hermes_model::Problem { path: String::new(), message: HELD.to_owned() };
-        warnings.push(told(&document::Fault { key: None, number: None, problem }));
+        warnings.push(fault_to_json(&document::Fault { key: None, number: None, problem }));
     }
     if !warnings.is_empty() {
         answer["warnings"] = warnings.into();
@@ -193,7 +193,7 @@ async fn change(
             answer["rolled-back"] = why.into();
         }
         (_, Some(waved)) if waved.of == outcome.revision && caller.provider.is_none() => {
-            answer["rollout"] = rollout::told(&view);
+            answer["rollout"] = rollout::to_json(&view);
         }
         _ => {}
     }

@@ -15,7 +15,7 @@ const WHOSE: &str = "only operators of the whole overlay may see or confirm the 
 /// The maximum number of nodes in an answer.
 const MAX_NAMED: usize = 100;
 
-fn told(api: &ApiState, view: &StateView) -> Value {
+fn to_json(api: &ApiState, view: &StateView) -> Value {
     let is_back = |node: &Name| api.push.status_of(node).is_back();
     let missing = view.missing(is_back).take(MAX_NAMED).map(ToString::to_string);
     let missing: Vec<_> = if view.is_held() { missing.collect() } else { Vec::new() };
@@ -32,7 +32,7 @@ pub(super) async fn show(
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
     api.operator(&peer, "restored", WHOSE)?;
-    Ok(axum::Json(told(&api, &api.controller.view())).into_response())
+    Ok(axum::Json(to_json(&api, &api.controller.view())).into_response())
 }
 
 /// Confirms the content of the store: nodes get documents again.
@@ -44,11 +44,11 @@ pub(super) async fn confirm(
     let event = Event { what: "confirm", by: Some(&caller.by), from: peer.from, ..Event::default() };
     match api.controller.confirm(&caller.by).await {
         Ok(revision) => {
-            api.audit.tell(Event { revision: Some(revision), ..event });
-            Ok(axum::Json(told(&api, &api.controller.view())).into_response())
+            api.audit.record(Event { revision: Some(revision), ..event });
+            Ok(axum::Json(to_json(&api, &api.controller.view())).into_response())
         }
         Err(refused) => {
-            api.audit.tell(event.failed(&refused));
+            api.audit.record(event.failed(&refused));
             Err(refused.into())
         }
     }

@@ -73,7 +73,7 @@ pub(super) async fn revoke(
     let about = Some(format!("node {name}"));
     let event = Event { what: "revoke", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
     api.done(&event, api.controller.expel(&caller.by, &name).await)?;
-    api.audit.tell(event);
+    api.audit.record(event);
     Ok(axum::Json(json!({ "revision": api.controller.view().state.revision })).into_response())
 }
 
@@ -130,6 +130,6 @@ pub(super) async fn token(
     let event = Event { what: "token", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
     let ticket = api.done(&event, api.controller.create_token(&caller.by, &request.node, life).await)?;
     let about = Some(format!("token {} of node {}", ticket.id, request.node));
-    api.audit.tell(Event { about, ..event });
+    api.audit.record(Event { about, ..event });
     Ok(axum::Json(json!({ "token": ticket.reveal() })).into_response())
 }

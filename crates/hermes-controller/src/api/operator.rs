@@ -81,11 +81,11 @@ pub(super) async fn dismiss(
         Event { what: "dismiss", by: Some(&caller.by), from: peer.from, about: Some(about), ..Event::default() };
     match dismissed {
         Ok(certificates) => {
-            api.audit.tell(event);
+            api.audit.record(event);
             Ok(axum::Json(json!({ "certificates": certificates })).into_response())
         }
         Err(refused) => {
-            api.audit.tell(event.failed(&refused));
+            api.audit.record(event.failed(&refused));
             Err(refused.into())
         }
     }
@@ -131,7 +131,7 @@ pub(super) async fn make(
     let about = Some(about);
     let event = Event { what: "operator", by: Some(&caller.by), from: peer.from, about, ..Event::default() };
     let issued = api.done(&event, made)?;
-    api.audit.tell(event);
+    api.audit.record(event);
     let mut answer = json!({ "certificate": issued.certificate, "authorities": issued.authorities });
     if let Some(public) = api.controller.public() {
         answer["controller"] = public.into();
@@ -158,6 +158,6 @@ pub(super) async fn renew(
     let event = Event { what: "operator-renew", by: Some(&caller.by), from: peer.from, ..Event::default() };
     let renewed = api.controller.renew_operator(&caller.by, &request, asking(&caller, &peer), life).await;
     let issued = api.done(&event, renewed)?;
-    api.audit.tell(event);
+    api.audit.record(event);
     Ok(axum::Json(json!({ "certificate": issued.certificate, "authorities": issued.authorities })).into_response())
 }

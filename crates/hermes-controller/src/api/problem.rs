@@ -46,12 +46,12 @@ impl From<ApplyError> for Problem {
 impl Problem {
     pub(super) fn of_faults(faults: &[document::Fault]) -> Self {
         let detail = format!("nothing was changed: {} problems", faults.len());
-        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(told).collect() }
+        Self { status: StatusCode::UNPROCESSABLE_ENTITY, detail, faults: faults.iter().map(fault_to_json).collect() }
     }
 }
 
 /// A fault as the API returns it.
-pub(super) fn told(fault: &document::Fault) -> serde_json::Value {
+pub(super) fn fault_to_json(fault: &document::Fault) -> serde_json::Value {
     json!({
         "document": fault.key.as_ref().map(ToString::to_string),
         "number": fault.number,

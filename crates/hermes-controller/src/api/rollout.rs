@@ -12,7 +12,7 @@ use crate::controller::{ApplyError, StateView};
 use crate::state::owner_of;
 
 /// The rollout as JSON; `of` is null if no rollout is running.
-pub(super) fn told(view: &StateView) -> Value {
+pub(super) fn to_json(view: &StateView) -> Value {
     let failed = view.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
     let (waved, rollout) = (view.state.rollout.as_ref(), view.rollout());
     json!({
@@ -32,7 +32,7 @@ pub(super) async fn show(
     Extension(peer): Extension<Arc<Peer>>,
 ) -> Result<Response, Problem> {
     api.operator(&peer, "rollout", WHOSE)?;
-    Ok(axum::Json(told(&api.controller.view())).into_response())
+    Ok(axum::Json(to_json(&api.controller.view())).into_response())
 }
 
 /// Sends the change to all nodes at once.
@@ -82,9 +82,9 @@ fn end(
     let about = Some(format!("revision {of}"));
     let event = Event { what, by: Some(&caller.by), from: peer.from, about, ..Event::default() };
     api.done(&event, done)?;
-    api.audit.tell(event);
+    api.audit.record(event);
     let answer = match caller.provider {
-        None => told(&api.controller.view()),
+        None => to_json(&api.controller.view()),
         // Node documents belong to the operator.
         Some(_) => {
             json!({ "of": null, "failed": { "revision": of, "reason": format!("canceled by {}", caller.by) } })

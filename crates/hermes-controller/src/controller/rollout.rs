@@ -17,7 +17,7 @@ impl Controller {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn go_on(&self, (of, step): StepId) -> Result<(), ApplyError> {
+    pub async fn advance_rollout(&self, (of, step): StepId) -> Result<(), ApplyError> {
         let judge = |view: &StateView| {
             let is_it = view.state.rollout.as_ref().is_some_and(|waved| waved.of == of && waved.step == step);
             let is_last = view.rollout.as_ref().is_none_or(|rollout| rollout.remaining() == 0);

@@ -59,7 +59,7 @@ impl Push {
         // The proofs vouch for revocations, whatever the node's state is by now.
         let member = is_node.as_ref().ok().map(|node| (node, peer.key.as_str()));
         let recalled = self.controller.recall(member, &first).await.map_err(|refused| rejection(&refused))?;
-        recalled.into_iter().for_each(|event| self.audit.tell(event));
+        recalled.into_iter().for_each(|event| self.audit.record(event));
         is_node?;
         // The recovered revocations may have removed this node.
         let node = self.node_of(peer)?;
@@ -67,7 +67,7 @@ impl Push {
             true => ConnectedNode::beside(self.clone(), node.clone(), peer),
             false => ConnectedNode::begin(self.clone(), node.clone(), peer),
         };
-        presence.hear(&first);
+        presence.update(&first);
         let following = Following {
             trust: self.controller.trust(),
             identity: Identity::of(&first),
@@ -132,7 +132,7 @@ impl Following {
                         if let Err(status) = self.recall(&report).await {
                             return Some(Err(status));
                         }
-                        self.presence.hear(&report);
+                        self.presence.update(&report);
                         self.identity = Identity::of(&report);
                         self.running = report.running;
                     }
@@ -153,7 +153,7 @@ impl Following {
         }
         let ConnectedNode { push, node, .. } = &self.presence;
         let recalled = push.controller.recall(Some((node, &self.key)), report).await;
-        recalled.map_err(|refused| rejection(&refused))?.into_iter().for_each(|event| push.audit.tell(event));
+        recalled.map_err(|refused| rejection(&refused))?.into_iter().for_each(|event| push.audit.record(event));
         Ok(())
     }
 

@@ -46,7 +46,7 @@ impl ConnectedNode {
         Self { push, node, is_beside: true }
     }
 
-    pub(crate) fn hear(&self, report: &Report) {
+    pub(crate) fn update(&self, report: &Report) {
         let Report { running, tried, refused, version, program, sessions, unhealthy, .. } = report;
         let said = Identity::of(report);
         self.push.note(&self.node, |status| {
@@ -107,7 +107,7 @@ impl ConnectedNode {
         if is_news {
             let by = format!("node/{}", self.node);
             let event = Event { what: "follow", by: Some(&by), refused: Some(refused.clone()), ..Event::default() };
-            self.push.audit.tell(event);
+            self.push.audit.record(event);
         }
         let status = self.push.status_of(&self.node);
         if status.refused != refused || status.tried != revision {

@@ -65,11 +65,11 @@ impl Push {
             return self.controller.advance(step.id()).await;
         };
         let (of, number) = step.id();
-        let done = match self.judge(step, settle.max(step.linger())).await {
-            Ok(()) => self.controller.go_on(step.id()).await,
+        let done = match self.wait_for_wave(step, settle.max(step.linger())).await {
+            Ok(()) => self.controller.advance_rollout(step.id()).await,
             Err(why) => {
                 let about = Some(format!("revision {of} at step {number}: {why}"));
-                self.audit.tell(Event { what: "roll-back", by: Some("controller"), about, ..Event::default() });
+                self.audit.record(Event { what: "roll-back", by: Some("controller"), about, ..Event::default() });
                 self.controller.roll_back("controller", of, why).await
             }
         };
@@ -87,9 +87,10 @@ impl Push {
     }
 
     /// Waits until the nodes of a wave run the change, and then for `settle`. Returns the reason for a rollback.
-    async fn judge(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
-        let is_there =
-            |node: &Name| self.look(|statuses| statuses.get(node).is_some_and(|status| status.connections > 0));
+    async fn wait_for_wave(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
+        let is_there = |node: &Name| {
+            self.with_statuses(|statuses| statuses.get(node).is_some_and(|status| status.connections > 0))
+        };
         // After a start, no node may have connected yet: if all are disconnected, they get time to connect. Nodes that
         // have not enrolled do not.
         let comes_nobody = || {
@@ -154,7 +155,7 @@ impl Push {
             document.is_some_and(|document| hex(&sha256(&document)) == status.running)
         };
         let is_over = || {
-            self.look(|statuses| {
+            self.with_statuses(|statuses| {
                 wanted.retain(|node, digest| {
                     let status =
                         statuses.get(node).filter(|status| status.connections > 0 && status.running != *digest);

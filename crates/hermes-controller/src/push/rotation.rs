@@ -49,7 +49,7 @@ impl Push {
         // Certificates issued before the rotation have expired by then.
         let over = since.saturating_add(view.state.longest_life());
         let of = |name: &Name| {
-            let status = self.look(|statuses| statuses.trusting(name).cloned()).unwrap_or_default();
+            let status = self.with_statuses(|statuses| statuses.trusting(name).cloned()).unwrap_or_default();
             let (connected, says) = (status.is_there(), !status.authorities.is_empty());
             let trusts = says && trust.fingerprints.is_subset(&status.authorities);
             let current = status.issuer == trust.issuer;
@@ -88,7 +88,7 @@ impl Push {
                 match self.controller.switch("controller", since).await {
                     Ok(revision) => {
                         let event = Event { what: "ca-switch", by: Some("controller"), ..Event::default() };
-                        self.audit.tell(Event { revision: Some(revision), ..event });
+                        self.audit.record(Event { revision: Some(revision), ..event });
                         continue;
                     }
                     Err(error) => {

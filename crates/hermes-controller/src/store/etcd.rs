@@ -151,7 +151,7 @@ impl Etcd {
     }
 
     /// Sends a request that is safe to repeat.
-    async fn ask<Q, A>(&self, what: &'static str, path: &'static str, request: Q) -> Result<A, StoreError>
+    async fn call<Q, A>(&self, what: &'static str, path: &'static str, request: Q) -> Result<A, StoreError>
     where
         Q: prost::Message + Clone + 'static,
         A: prost::Message + Default + 'static,
@@ -167,7 +167,7 @@ impl Etcd {
     }
 
     async fn txn(&self, what: &'static str, request: TxnRequest) -> Result<TxnResponse, StoreError> {
-        self.ask(what, message::TXN, request).await
+        self.call(what, message::TXN, request).await
     }
 
     /// Writes a value in chunks if it is too large for one request. Returns the value that refers to them.
@@ -217,7 +217,7 @@ impl Etcd {
         let mut whole = BytesMut::new();
         for number in 0..length.div_ceil(CHUNK_BYTES) {
             let key = [&value[..], format!("{number:06}").as_bytes()].concat();
-            let range: RangeResponse = self.ask(what, message::RANGE, RangeRequest::of(key)).await?;
+            let range: RangeResponse = self.call(what, message::RANGE, RangeRequest::of(key)).await?;
             whole.extend_from_slice(&range.kvs.first().ok_or_else(cut)?.value);
         }
         if whole.len() == length { Ok(whole.freeze()) } else { Err(cut()) }
@@ -246,7 +246,7 @@ impl Etcd {
                 // The entry may be this one, written by the attempt whose answer was lost.
                 Ok(_) => {
                     let range: Result<RangeResponse, _> =
-                        self.ask(WHAT, message::RANGE, RangeRequest::of(self.key(next))).await;
+                        self.call(WHAT, message::RANGE, RangeRequest::of(self.key(next))).await;
                     let range = range.map_err(|error| StoreError::Unknown(error.to_string()))?;
                     return match range.kvs.first() {
                         Some(there) if there.value == value => Ok(next),
@@ -303,7 +303,7 @@ impl Etcd {
 
     async fn base_now(&self) -> Result<Option<BaseState>, StoreError> {
         const WHAT: &str = "read its base";
-        let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
+        let range: RangeResponse = self.call(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
         let Some(kv) = range.kvs.into_iter().next() else { return Ok(None) };
         let revision = revision_of(&kv.value).map_err(|why| StoreError::Foreign(self.members.join(","), why))?;
         Ok(Some(BaseState { revision, state: self.gather(WHAT, kv.value.slice(8..)).await? }))
@@ -333,7 +333,7 @@ impl Etcd {
                     is_watched = true;
                     // A watch reports no earlier events, so reads first.
                     let there = RangeRequest { limit: 2, range_end: to.clone(), ..RangeRequest::of(from.clone()) };
-                    let range: RangeResponse = self.ask(WHAT, message::RANGE, there).await?;
+                    let range: RangeResponse = self.call(WHAT, message::RANGE, there).await?;
                     let is_last = range.kvs.first().is_some_and(|first| first.key == from);
                     if range.kvs.len() != usize::from(after > 0) || (after > 0 && !is_last) {
                         return Ok(());
@@ -370,7 +370,7 @@ impl Etcd {
 
     async fn compact_now(&self, BaseState { revision, state }: BaseState) -> Result<(), StoreError> {
         const WHAT: &str = "be compacted";
-        let range: RangeResponse = self.ask(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
+        let range: RangeResponse = self.call(WHAT, message::RANGE, RangeRequest::of(self.base_key())).await?;
         let at = range.header.unwrap_or_default().revision;
         let before = range.kvs.into_iter().next();
         let known = before.as_ref().map(|base| revision_of(&base.value)).transpose();

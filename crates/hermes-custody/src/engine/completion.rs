@@ -52,7 +52,7 @@ impl Engine {
                     }
                 }
                 Side::Peer(peer) if *by != Side::Peer(peer.clone()) => {
-                    self.say(&peer, record.clone());
+                    self.queue_record(&peer, record.clone());
                     let is_order = order.as_ref().is_some_and(|(from, _)| *from == peer);
                     self.remember_ended(id, peer, record.clone(), exchange.deadline, is_order);
                 }
@@ -82,11 +82,11 @@ impl Engine {
             exchange.response.forget_acks();
             let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
             let record = Record::Held { id, part: Direction::Response, upto, is_whole: true, behind: AckReason::Taken };
-            self.say(&peer, record.clone());
+            self.queue_record(&peer, record.clone());
             self.remember_ended(id, peer, record, exchange.deadline, false);
         }
         if let Side::Peer(peer) = exchange.from {
-            self.say(&peer, Record::Done { id });
+            self.queue_record(&peer, Record::Done { id });
             if exchange.is_tunnel {
                 // A neighbour that restarts before it has heard of the end would begin the tunnel again, and the node
                 // would dial twice.

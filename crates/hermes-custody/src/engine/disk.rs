@@ -18,7 +18,7 @@ impl Engine {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         let is_tight = self.accounts.get(&exchange.account).is_some_and(Account::is_tight);
         let length = length.min(if is_tight { CHUNK as u64 } else { LOAD });
-        exchange.half(part).ask(length);
+        exchange.half(part).request_read(length);
         self.out.push_back(Output::Read { id, part, offset, length });
     }
 
@@ -39,7 +39,7 @@ impl Engine {
     /// Reports that the end of an exchange is durable.
     pub(crate) fn is_forgotten(&mut self, id: ExchangeId) {
         if let Some(peer) = self.farewells.remove(&id) {
-            self.say(&peer, Record::Done { id });
+            self.queue_record(&peer, Record::Done { id });
         }
     }
 

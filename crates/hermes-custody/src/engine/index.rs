@@ -133,7 +133,7 @@ impl Engine {
             && let Some(exchange) = self.exchanges.get_mut(&id)
         {
             let is_read_again = exchange.is_read_again(part);
-            let upto = exchange.half(part).let_go(is_read_again);
+            let upto = exchange.half(part).release_disk(is_read_again);
             self.out.push_back(Output::Release { id, part, upto });
             self.reindex(id);
         }
@@ -156,7 +156,7 @@ impl Engine {
             let is_kept = !exchange.is_on_disk() || (exchange.is_read_again(part) && !account.is_stuck);
             let worth = if account.is_stuck { 1 } else { MIN_RELEASE_BYTES };
             if !is_kept && exchange.half(part).costs() >= worth && exchange.half(part).spare(false) > 0 {
-                let upto = exchange.half(part).let_go(false);
+                let upto = exchange.half(part).release_disk(false);
                 self.out.push_back(Output::Release { id, part, upto });
             }
             let before = exchange.indexed[part.index()];

@@ -117,7 +117,7 @@ impl Engine {
     }
 
     /// Handles a record of a neighbour. An exchange that it begins counts on `account` until it is assigned.
-    pub(crate) fn hear(&mut self, now: Duration, peer: &Arc<str>, record: Record, account: &Arc<str>) {
+    pub(crate) fn receive(&mut self, now: Duration, peer: &Arc<str>, record: Record, account: &Arc<str>) {
         let side = Side::Peer(peer.clone());
         if let Record::Begin { id, .. } | Record::Data { id, .. } | Record::Held { id, .. } = record {
             self.vouch(id, &side);
@@ -230,14 +230,14 @@ impl Engine {
         let Some(exchange) = self.exchanges.get(&id).filter(|exchange| exchange.is_with(&side)) else {
             // The neighbour repeats the end over another channel while the first report still waits for the disk.
             if self.farewells.get(&id) != Some(peer) {
-                self.say(peer, Record::Done { id });
+                self.queue_record(peer, Record::Done { id });
             }
             return;
         };
         if exchange.is_on_disk() && exchange.from != side && self.farewells.len() < MAX_UNCONFIRMED_ENDS {
             self.farewells.insert(id, peer.clone());
         } else {
-            self.say(peer, Record::Done { id });
+            self.queue_record(peer, Record::Done { id });
         }
         let Some(exchange) = self.exchanges.get(&id) else { return };
         if exchange.to.as_ref() == Some(&side) && exchange.is_answered(Direction::Request) {
@@ -290,7 +290,7 @@ impl Engine {
                 return self.reindex(id);
             }
             let reason = "it came to a node that has it already: its routes lead in a circle".to_owned();
-            return self.say(peer, Record::Gone { id, status: 508, reason });
+            return self.queue_record(peer, Record::Gone { id, status: 508, reason });
         }
         if self.ended_for(id, peer).is_some() {
             return self.unknown(peer, id);
@@ -306,7 +306,7 @@ impl Engine {
             Ok(()) => self.out.push_back(Output::Begun { id, peer: peer.clone() }),
             Err(reason) => {
                 self.refused += 1;
-                self.say(peer, Record::Gone { id, status: 503, reason: reason.to_owned() });
+                self.queue_record(peer, Record::Gone { id, status: 503, reason: reason.to_owned() });
             }
         }
     }
@@ -319,10 +319,10 @@ impl Engine {
     /// Answers a neighbour that mentions an exchange that has ended or never existed here.
     pub(super) fn unknown(&mut self, peer: &Arc<str>, id: ExchangeId) {
         let again = self.ended_for(id, peer).cloned();
-        self.say(peer, again.unwrap_or(Record::Done { id }));
+        self.queue_record(peer, again.unwrap_or(Record::Done { id }));
     }
 
-    pub(super) fn say(&mut self, peer: &Arc<str>, record: Record) {
+    pub(super) fn queue_record(&mut self, peer: &Arc<str>, record: Record) {
         let state = self.peers.entry(peer.clone()).or_default();
         if state.words.len() < MAX_WAITING_RECORDS {
             state.words.push_back(record);

@@ -37,10 +37,10 @@ impl CustodyService {
     }
 
     /// Handles a record of a neighbour. Returns the exchanges that it began, which the caller must route.
-    pub fn hear(&self, peer: &Arc<str>, channel: u64, record: Record) -> Vec<ExchangeId> {
+    pub fn receive(&self, peer: &Arc<str>, channel: u64, record: Record) -> Vec<ExchangeId> {
         let begun = self.act(|state, now| {
             if state.is_last(peer, channel) {
-                state.engine.hear(now, peer, record, &self.arrivals);
+                state.engine.receive(now, peer, record, &self.arrivals);
             }
             state.settle(now);
             std::mem::take(&mut state.begun)

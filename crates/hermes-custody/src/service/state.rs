@@ -55,7 +55,7 @@ pub(super) enum Storing {
 }
 
 impl Storing {
-    pub(super) fn ask(&mut self, job: Job) {
+    pub(super) fn submit(&mut self, job: Job) {
         match self {
             Storing::Memory | Storing::Over => {}
             Storing::Awaited(jobs) => {
@@ -65,7 +65,7 @@ impl Storing {
                 }
                 jobs.push(job);
             }
-            Storing::Journal(store) => store.ask(job),
+            Storing::Journal(store) => store.submit(job),
         }
     }
 }
@@ -227,7 +227,7 @@ impl State {
                 }
                 Output::Keep { id, entry, survives } => self.keep(now, id, entry, survives),
                 Output::Read { id, part, offset, length } => {
-                    self.store.ask(Job::Read { id, part, offset, length, back: None });
+                    self.store.submit(Job::Read { id, part, offset, length, back: None });
                 }
                 Output::Ready { id, part } => {
                     if let Some(end) = self.ends.get_mut(&id) {
@@ -240,7 +240,7 @@ impl State {
                         self.woken.extend(line.keeper.take());
                     }
                 }
-                Output::Release { id, part, upto } => self.store.ask(Job::Release { id, part, upto }),
+                Output::Release { id, part, upto } => self.store.submit(Job::Release { id, part, upto }),
                 Output::Scarce(account) => self.leave_for_good(&account),
                 Output::Room => self.woken.extend(self.crowd.drain().map(|(_, waker)| waker)),
                 Output::Onward { id } => self.woken.extend(self.crowd.remove(&id)),
@@ -274,7 +274,7 @@ impl State {
         };
         // The end of an exchange always goes to the store, which ignores it if nothing of the exchange was written.
         if survives != Durability::Nothing || note == JournalRecord::Forget {
-            return self.store.ask(Job::Keep { id, note, is_synced: survives == Durability::Power });
+            return self.store.submit(Job::Keep { id, note, is_synced: survives == Durability::Power });
         }
         // Without a journal, bytes are durable for the life of the process.
         match note {

@@ -54,7 +54,7 @@ impl CustodyService {
             let (held, gone) = (std::mem::take(&mut opened.held), std::mem::take(&mut opened.gone));
             let store = opened.start(Arc::downgrade(&reader))?;
             if let Storing::Awaited(jobs) = std::mem::replace(&mut state.store, Storing::Journal(store)) {
-                jobs.into_iter().for_each(|job| state.store.ask(job));
+                jobs.into_iter().for_each(|job| state.store.submit(job));
             }
             if !held.is_empty() {
                 tracing::info!(exchanges = held.len(), "custody continues with the stored bytes");
@@ -112,7 +112,7 @@ impl CustodyService {
     /// Reads stored bytes of a direction again. Returns `None` if the read failed.
     pub async fn read_back(&self, id: ExchangeId, part: Direction, offset: u64, length: u64) -> Option<Bytes> {
         let (back, answer) = oneshot::channel();
-        self.lock().store.ask(Job::Read { id, part, offset, length, back: Some(back) });
+        self.lock().store.submit(Job::Read { id, part, offset, length, back: Some(back) });
         answer.await.ok().flatten()
     }
 
@@ -126,7 +126,7 @@ impl CustodyService {
             }
             if state.intended.insert(id, Intent::Certain) != Some(Intent::Certain) {
                 let note = JournalRecord::Intent(Intent::Certain);
-                state.store.ask(Job::Keep { id, note, is_synced: survives == Durability::Power });
+                state.store.submit(Job::Keep { id, note, is_synced: survives == Durability::Power });
             }
             state.wait(cx, id, Direction::Response)
         })

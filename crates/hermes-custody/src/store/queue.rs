@@ -126,7 +126,7 @@ impl Queue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn ask(&self, job: Job) {
+    pub(super) fn submit(&self, job: Job) {
         let now = Instant::now();
         let mut inner = self.lock();
         if inner.jobs.is_empty() {
@@ -228,11 +228,11 @@ mod tests {
     fn what_may_wait_is_taken_with_what_may_not() {
         let queue = Queue::new();
         let now = Instant::now();
-        queue.ask(keep(JournalRecord::Forget));
+        queue.submit(keep(JournalRecord::Forget));
         assert!(queue.lock().due(now).unwrap() > now);
-        queue.ask(bytes(100, 100, false));
+        queue.submit(bytes(100, 100, false));
         assert!(queue.lock().due(now).unwrap() <= now + MIN_WRITE_INTERVAL);
-        queue.ask(bytes(200, MANY, false));
+        queue.submit(bytes(200, MANY, false));
         assert_eq!(queue.lock().due(now), Some(now));
         assert_eq!(queue.take(None).unwrap().len(), 3);
         assert_eq!(queue.lock().due(now), None);
@@ -241,13 +241,13 @@ mod tests {
     #[test]
     fn what_may_wait_is_taken_by_itself_and_all_at_the_end() {
         let queue = Queue::new();
-        queue.ask(keep(JournalRecord::Forget));
+        queue.submit(keep(JournalRecord::Forget));
         assert_eq!(queue.take(None).unwrap().len(), 1);
         assert!(
             queue.take(Some(Duration::from_millis(1))).unwrap().is_empty(),
             "a disk that takes nothing is tried again"
         );
-        queue.ask(keep(JournalRecord::Forget));
+        queue.submit(keep(JournalRecord::Forget));
         queue.end();
         assert_eq!(queue.take(None).map(|jobs| jobs.len()), Some(1));
         assert!(queue.take(None).is_none());
@@ -264,7 +264,7 @@ mod tests {
             while !matches!(queue.lock().sleep, Sleep::Deep) {
                 std::thread::yield_now();
             }
-            queue.ask(keep(JournalRecord::Forget));
+            queue.submit(keep(JournalRecord::Forget));
             assert_eq!(taken.join().unwrap(), 1);
         });
     }

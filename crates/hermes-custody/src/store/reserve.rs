@@ -78,7 +78,7 @@ impl Files {
     }
 
     /// Reports the available space if it has changed: at each new segment, periodically, and while the disk is full.
-    pub(super) fn look(&self, pending: &Pending, seen: &mut Seen, reader: &Weak<dyn Reader>) {
+    pub(super) fn report_space(&self, pending: &Pending, seen: &mut Seen, reader: &Weak<dyn Reader>) {
         let last = self.index.segments.back().map(|last| last.number);
         // A final check follows when the disk works again, because more space is available then.
         let was_stuck = std::mem::replace(&mut seen.was_stuck, pending.is_stuck);

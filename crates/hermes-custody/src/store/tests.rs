@@ -65,7 +65,7 @@ fn start(directory: &Path) -> (Store, Arc<Told>) {
 fn write(directory: &Path, notes: impl IntoIterator<Item = (ExchangeId, JournalRecord)>) -> Arc<Told> {
     let (store, told) = start(directory);
     for (id, note) in notes {
-        store.ask(Job::Keep { id, note, is_synced: false });
+        store.submit(Job::Keep { id, note, is_synced: false });
     }
     drop(store);
     told
@@ -164,7 +164,7 @@ fn an_old_exchange_does_not_keep_all_that_came_after_it() {
     let directory = tempfile::tempdir().unwrap();
     let piece = 1 << 20;
     let (store, told) = start(directory.path());
-    let keep = |(id, note)| store.ask(Job::Keep { id, note, is_synced: false });
+    let keep = |(id, note)| store.submit(Job::Keep { id, note, is_synced: false });
     begin(1).into_iter().chain([bytes(1, 0, vec![1; 1000])]).for_each(keep);
     // Two hundred megabytes that are written and released.
     for number in 2..22 {
@@ -189,9 +189,9 @@ fn what_has_passed_before_it_was_written_never_is() {
     let reader: Arc<dyn Reader> = told.clone();
     let mut files = Store::open(directory.path()).unwrap().files;
     let jobs = Queue::new();
-    let keep = |(id, note)| jobs.ask(Job::Keep { id, note, is_synced: false });
+    let keep = |(id, note)| jobs.submit(Job::Keep { id, note, is_synced: false });
     begin(1).into_iter().chain((0..100).map(|at| bytes(1, at << 20, vec![1; 1 << 20]))).for_each(keep);
-    jobs.ask(Job::Release { id: id(1), part: Direction::Request, upto: 97 << 20 });
+    jobs.submit(Job::Release { id: id(1), part: Direction::Request, upto: 97 << 20 });
     jobs.end();
     files.run(&jobs, &Arc::downgrade(&reader));
     drop(files);
@@ -211,13 +211,13 @@ fn what_has_passed_makes_room() {
     let directory = tempfile::tempdir().unwrap();
     let (store, told) = start(directory.path());
     let piece = 1 << 20;
-    let keep = |(id, note)| store.ask(Job::Keep { id, note, is_synced: false });
+    let keep = |(id, note)| store.submit(Job::Keep { id, note, is_synced: false });
     begin(1).into_iter().chain((0..16).map(|at| bytes(1, at * piece, vec![1; 1 << 20]))).for_each(keep);
     let head = JournalRecord::Head { part: Direction::Request, theirs: 3, bytes: Bytes::from_static(b"head") };
     begin(2).into_iter().chain([(id(2), head)]).for_each(keep);
     for at in 0..300 {
         keep(bytes(2, 4 + at * piece, vec![2; 1 << 20]));
-        store.ask(Job::Release { id: id(2), part: Direction::Request, upto: 4 + at * piece });
+        store.submit(Job::Release { id: id(2), part: Direction::Request, upto: 4 + at * piece });
         told.until(18 + at as usize);
     }
     drop(store);

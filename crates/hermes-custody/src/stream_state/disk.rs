@@ -62,7 +62,7 @@ impl StreamState {
     }
 
     /// Marks unneeded bytes as deleted, and returns the offset below which they are.
-    pub(crate) fn let_go(&mut self, is_read_again: bool) -> u64 {
+    pub(crate) fn release_disk(&mut self, is_read_again: bool) -> u64 {
         let upto = self.may_go(is_read_again).max(self.floor);
         let (written, left) = (self.have.offset - self.floor, self.have.offset - upto);
         // The number is an estimate, because the lengths of pieces are not known here.
@@ -96,7 +96,7 @@ impl StreamState {
     }
 
     /// Records a requested read.
-    pub(crate) fn ask(&mut self, length: u64) {
+    pub(crate) fn request_read(&mut self, length: u64) {
         self.loading = length;
     }
 

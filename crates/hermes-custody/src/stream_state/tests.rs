@@ -157,14 +157,14 @@ fn what_is_on_disk_is_read_again_when_it_is_to_be_sent() {
     stream.evict();
     assert_eq!((stream.in_memory(false), stream.kept()), (5, 15));
     assert_eq!(stream.send(4), Some(Next::Away { offset: 5, length: 10 }));
-    stream.ask(10);
+    stream.request_read(10);
     assert_eq!((stream.send(4), stream.loading()), (None, 10), "it is on its way");
     stream.set_held(upto(6, false));
     stream.load(5, bytes("worl"));
     assert_eq!((stream.in_memory(false), stream.kept()), (3, 9));
     assert_eq!(stream.send(99), next(6, "orl", false));
     assert_eq!(stream.send(99), Some(Next::Away { offset: 9, length: 6 }));
-    stream.ask(6);
+    stream.request_read(6);
     stream.load(9, bytes("dagain"));
     assert_eq!(stream.send(99), next(9, "dagain", false));
     stream.set_held(upto(15, false));
@@ -219,10 +219,10 @@ fn what_was_read_here_is_safe_on_disk_alone() {
     stream.take(0, bytes("hello"), true);
     stream.send(100);
     stream.set_held(upto(5, true));
-    assert_eq!((stream.news(true, true), stream.spare(true), stream.let_go(true)), (None, 0, 0));
+    assert_eq!((stream.news(true, true), stream.spare(true), stream.release_disk(true)), (None, 0, 0));
     stream.set_safe(upto(3, false));
     assert_eq!(stream.news(true, true), Some((upto(3, false), AckReason::Taken)));
-    assert_eq!((stream.spare(true), stream.let_go(true), stream.spare(true)), (3, 3, 0));
+    assert_eq!((stream.spare(true), stream.release_disk(true), stream.spare(true)), (3, 3, 0));
     stream.set_safe(upto(5, true));
     assert_eq!((stream.news(true, true), stream.spare(true)), (Some((upto(5, true), AckReason::Taken)), 2));
 }
@@ -236,7 +236,7 @@ fn what_is_let_go_is_gone_for_good() {
     stream.send(7);
     stream.set_held(upto(7, false));
     assert_eq!((stream.spare(false), stream.is_torn(), stream.pieces()), (7, false, 2));
-    assert_eq!(stream.let_go(false), 7);
+    assert_eq!(stream.release_disk(false), 7);
     assert_eq!((stream.spare(false), stream.is_torn(), stream.pieces()), (0, true, 1));
     assert!(!stream.reopen(true));
 }

@@ -48,10 +48,10 @@ pub(super) fn begun(limits: Limits, to: Side) -> Engine {
     for peer in [name(0), name(1)] {
         engine.opened(&peer);
     }
-    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-    engine.hear(NOW, &name(0), data(Direction::Request, 0, 10, false), &account());
+    engine.receive(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 0, 10, false), &account());
     match to {
-        Side::Here => engine.take_in(ID, &account(), false),
+        Side::Here => engine.accept_local(ID, &account(), false),
         to => _ = engine.lead(ID, (to, false), &account(), 10, Bytes::from_static(b"head")),
     }
     write(&mut engine);
@@ -78,7 +78,7 @@ fn what_comes_to_nothing_has_a_status_that_every_neighbour_knows() {
     for (said, heard) in [(302, 502), (101, 502), (404, 404), (504, 504), (700, 502)] {
         let mut engine = engine(LIMITS);
         let id = ExchangeId([1; 16]);
-        engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
+        engine.receive(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
         engine.fail(id, said, "so it is");
         assert_eq!(gone(&mut engine, &name(0)), Some(heard), "{said}");
     }
@@ -89,10 +89,10 @@ fn what_passes_by_a_disk_that_does_not_keep_up_is_bounded() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
     let piece = |at| data(Direction::Request, 10 + at * 16_384, 16_384, false);
     for at in 0..200 {
-        engine.hear(NOW, &name(0), piece(at), &account());
+        engine.receive(NOW, &name(0), piece(at), &account());
         say(&mut engine, 1);
         let upto = engine.have(ID, Direction::Request).unwrap().offset;
-        engine.hear(NOW, &name(1), held(Direction::Request, upto, false), &account());
+        engine.receive(NOW, &name(1), held(Direction::Request, upto, false), &account());
     }
     let had = engine.have(ID, Direction::Request).unwrap().offset;
     assert!((370_000..=400_000).contains(&had), "half of what its direction may have: {had}");
@@ -107,7 +107,7 @@ fn what_passes_by_a_disk_that_does_not_keep_up_is_bounded() {
         behind: AckReason::Again,
     };
     assert_eq!(say(&mut engine, 0), [again]);
-    engine.hear(NOW, &name(0), piece((had - 4) / 16_384), &account());
+    engine.receive(NOW, &name(0), piece((had - 4) / 16_384), &account());
     assert_eq!(engine.have(ID, Direction::Request).unwrap().offset, had + 16_384);
 }
 
@@ -129,11 +129,11 @@ fn what_found_no_room_is_not_under_way() {
     assert_eq!(engine.next_record(NOW, &name(1), Some(50_000)), Some(Record::Begin { id: ids[1], left: 9_000 }));
     assert_eq!(engine.next_record(NOW, &name(1), Some(50_000)), None, "the first one is under way");
     let said = |behind| Record::Held { id: ids[0], part: Direction::Request, upto: 16_384, is_whole: false, behind };
-    engine.hear(NOW, &name(1), said(AckReason::NoRoom), &account());
+    engine.receive(NOW, &name(1), said(AckReason::NoRoom), &account());
     let next = engine.next_record(NOW, &name(1), Some(50_000));
     assert!(matches!(next, Some(Record::Data { id, .. }) if id == ids[1]), "{next:?}");
     assert_eq!(engine.next_record(NOW, &name(1), Some(50_000)), None, "it waits until there is room");
-    engine.hear(NOW, &name(1), said(AckReason::Again), &account());
+    engine.receive(NOW, &name(1), said(AckReason::Again), &account());
     let next = engine.next_record(NOW, &name(1), Some(50_000));
     assert!(matches!(next, Some(Record::Data { id, offset: 16_384, .. }) if id == ids[0]), "{next:?}");
 }
@@ -171,7 +171,7 @@ fn what_is_brought_is_not_far_ahead_of_a_path_that_is_up() {
         at += sent;
         assert!(sent > 0);
         assert_eq!(is_let_on(&mut engine), at >= whole - (1 << 19) && at - sent < whole - (1 << 19), "{at}");
-        engine.hear(NOW, &name(0), held(Direction::Response, at, false), &account());
+        engine.receive(NOW, &name(0), held(Direction::Response, at, false), &account());
     }
     assert_eq!(bring(&mut engine), (whole, true));
     // The link is down from here on, and everything fits.
@@ -199,11 +199,11 @@ fn what_has_passed_is_not_kept_on_disk() {
     let (mut released, mut at) = (0, 4);
     // Sixteen times the limit of the account.
     for piece in 0..1024 {
-        engine.hear(NOW, &name(0), data(Direction::Request, 10 + piece * 16_384, 16_384, piece == 1023), &account());
+        engine.receive(NOW, &name(0), data(Direction::Request, 10 + piece * 16_384, 16_384, piece == 1023), &account());
         released = write(&mut engine).into_iter().map(|(_, upto)| upto).max().unwrap_or(released);
         say(&mut engine, 1);
         at += 16_384;
-        engine.hear(NOW, &name(1), held(Direction::Request, at, piece == 1023), &account());
+        engine.receive(NOW, &name(1), held(Direction::Request, at, piece == 1023), &account());
         released = write(&mut engine).into_iter().map(|(_, upto)| upto).max().unwrap_or(released);
         assert!(at - released <= 256 << 10, "{at} {released}");
     }
@@ -215,7 +215,7 @@ fn what_may_be_read_again_gives_way_to_what_has_to_be_kept() {
     let mut engine = begun(DISK, Side::Here);
     let mut released = Vec::new();
     for piece in 0..100 {
-        engine.hear(NOW, &name(0), data(Direction::Request, 10 + piece * 16_384, 16_384, false), &account());
+        engine.receive(NOW, &name(0), data(Direction::Request, 10 + piece * 16_384, 16_384, false), &account());
         released.extend(write(&mut engine));
         while engine.read(ID, Direction::Request, usize::MAX).is_some() {}
         assert_eq!(engine.have(ID, Direction::Request).unwrap().offset, 10 + (piece + 1) * 16_384, "refused");
@@ -228,7 +228,7 @@ fn what_may_be_read_again_gives_way_to_what_has_to_be_kept() {
 fn small_pieces_are_counted_for_what_they_take() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
     for at in 0..100_000 {
-        engine.hear(NOW, &name(0), data(Direction::Request, 10 + at, 1, false), &account());
+        engine.receive(NOW, &name(0), data(Direction::Request, 10 + at, 1, false), &account());
         write(&mut engine);
     }
     let (memory, disk) = engine.kept();
@@ -241,7 +241,7 @@ fn small_pieces_are_counted_for_what_they_take() {
 fn small_pieces_that_were_read_are_in_nobodys_way() {
     let mut engine = begun(DISK, Side::Here);
     for at in 0..50_000 {
-        engine.hear(NOW, &name(0), data(Direction::Request, 10 + at, 1, false), &account());
+        engine.receive(NOW, &name(0), data(Direction::Request, 10 + at, 1, false), &account());
         write(&mut engine);
         while engine.read(ID, Direction::Request, usize::MAX).is_some() {}
     }
@@ -251,12 +251,12 @@ fn small_pieces_that_were_read_are_in_nobodys_way() {
 #[test]
 fn what_the_next_one_has_need_not_be_read() {
     let mut engine = begun(Limits { memory: 80_000, ..DISK }, Side::Peer(name(1)));
-    engine.hear(NOW, &name(0), data(Direction::Request, 10, 30_000, false), &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 10, 30_000, false), &account());
     write(&mut engine);
     engine.closed(&name(1));
     engine.opened(&name(1));
     say(&mut engine, 1);
-    engine.hear(NOW, &name(1), held(Direction::Request, 20_000, false), &account());
+    engine.receive(NOW, &name(1), held(Direction::Request, 20_000, false), &account());
     engine.is_unreadable(ID, Direction::Request, 4);
     assert_eq!(engine.len(), 1, "it has passed");
     engine.is_unreadable(ID, Direction::Request, 20_004);
@@ -287,23 +287,23 @@ fn of_an_origins_answer_nothing_goes_out_that_is_not_safe() {
 #[test]
 fn what_a_neighbour_has_lost_is_found_out() {
     let mut engine = begun(LIMITS, Side::Peer(name(1)));
-    engine.hear(NOW, &name(0), data(Direction::Request, 10, 20, true), &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 10, 20, true), &account());
     write(&mut engine);
     say(&mut engine, 1);
-    engine.hear(NOW, &name(1), held(Direction::Request, 24, true), &account());
+    engine.receive(NOW, &name(1), held(Direction::Request, 24, true), &account());
     engine.closed(&name(1));
     engine.opened(&name(1));
     let words = say(&mut engine, 1);
     assert_eq!(words, [held(Direction::Response, 0, false)]);
     // The neighbour does not respond as long as its response has not begun.
     let mut next = begun(LIMITS, Side::Here);
-    next.hear(NOW, &name(0), words[0].clone(), &account());
+    next.receive(NOW, &name(0), words[0].clone(), &account());
     assert!(next.is_for_here(ID));
     let mut next = super::engine(LIMITS);
     next.opened(&name(0));
-    next.hear(NOW, &name(0), words[0].clone(), &account());
+    next.receive(NOW, &name(0), words[0].clone(), &account());
     for record in say(&mut next, 0) {
-        engine.hear(NOW, &name(1), record, &account());
+        engine.receive(NOW, &name(1), record, &account());
     }
     assert_eq!(gone(&mut engine, &name(0)), Some(502));
 }
@@ -314,20 +314,20 @@ fn a_tunnel_that_is_over_is_not_begun_anew() {
     engine.fail(ID, 502, "to begin with");
     let mut engine = super::engine(LIMITS);
     engine.opened(&name(0));
-    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
-    engine.hear(NOW, &name(0), data(Direction::Request, 0, 10, true), &account());
-    engine.take_in(ID, &account(), true);
+    engine.receive(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 0, 10, true), &account());
+    engine.accept_local(ID, &account(), true);
     write(&mut engine);
     while engine.read(ID, Direction::Request, 99).is_some() {}
     engine.append(ID, Direction::Response, vec![1; 10].into(), true);
     write(&mut engine);
     say(&mut engine, 0);
-    engine.hear(NOW, &name(0), held(Direction::Response, 10, true), &account());
+    engine.receive(NOW, &name(0), held(Direction::Response, 10, true), &account());
     assert_eq!(engine.len(), 0);
     // The neighbour restarted before it heard that.
     engine.opened(&name(0));
     assert_eq!(say(&mut engine, 0), [], "it is not said unasked");
-    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
+    engine.receive(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
     assert_eq!(engine.len(), 0);
     assert_eq!(say(&mut engine, 0), [Record::Done { id: ID }]);
     engine.expire(Duration::from_secs(2000));
@@ -353,7 +353,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
         engine.fail(id, 499, "its client is gone");
     }
     assert!(engine.ended_of(&name(9)) <= 16 << 10, "{}", engine.ended_of(&name(9)));
-    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
+    engine.receive(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
     assert_eq!(engine.len(), 1);
     engine.expire(Duration::from_secs(2));
     assert_eq!(engine.ended_of(&name(9)), 0);

@@ -86,7 +86,7 @@ impl Chain {
                 Output::Release { .. } | Output::Scarce(_) => {}
                 // The first bytes are the head, and each node but the last writes its own.
                 Output::Head { id, part: Direction::Request, .. } if index == last => {
-                    node.engine.take_in(id, &account(), false);
+                    node.engine.accept_local(id, &account(), false);
                 }
                 Output::Head { id, part: Direction::Request, bytes } => {
                     let head = [&b"node"[..], &bytes[..1]].concat();
@@ -163,7 +163,7 @@ impl Chain {
                 while other.front().is_some_and(|(at, _)| *at <= now) {
                     let Some((at, record)) = other.pop_front() else { break };
                     if (self.is_up)(link, at) {
-                        self.nodes[*node].engine.hear(now, peer, record, &account());
+                        self.nodes[*node].engine.receive(now, peer, record, &account());
                     }
                 }
                 self.act(*node);

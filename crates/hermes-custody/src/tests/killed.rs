@@ -428,7 +428,7 @@ impl<'a> Chain<'a> {
             while let Some((_, by, record)) = end.arrivals.pop_front_if(|(at, by, _)| *at <= self.now && *by <= channel)
             {
                 if by == channel {
-                    process.engine.hear(self.now, peer, record, &account());
+                    process.engine.receive(self.now, peer, record, &account());
                 }
             }
         }
@@ -460,7 +460,7 @@ impl<'a> Chain<'a> {
                 // The exchange was begun anew, after its first bytes had been forgotten.
                 Output::Begun { id, .. } => _ = asked.remove(&id),
                 Output::Head { id, part: Direction::Request, .. } if number == NODES - 1 => {
-                    engine.take_in(id, &account(), is_tunnel(id));
+                    engine.accept_local(id, &account(), is_tunnel(id));
                 }
                 Output::Head { id, part: Direction::Request, bytes } => {
                     let head = [OURS, &bytes[..1]].concat();

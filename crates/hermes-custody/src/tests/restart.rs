@@ -41,12 +41,12 @@ fn nothing_goes_on_before_it_is_known_where_it_came_from() {
     engine.opened(&name(0));
     assert_eq!(say(&mut engine, 0), [held(Direction::Request, 100, true)], "it is asked about");
     assert_eq!(say(&mut engine, 1), []);
-    engine.hear(NOW, &name(0), held(Direction::Response, 0, false), &account());
+    engine.receive(NOW, &name(0), held(Direction::Response, 0, false), &account());
     assert!(reads(&mut engine).is_some());
     // A previous node that does not know the exchange had received its response, or no longer wants it.
     let mut engine = restored();
     engine.opened(&name(0));
-    engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
+    engine.receive(NOW, &name(0), Record::Done { id: ID }, &account());
     assert_eq!((reads(&mut engine), engine.len()), (None, 0));
 }
 
@@ -63,10 +63,10 @@ fn who_knows_an_exchange_says_so_on_each_channel() {
             is_last: upto == 94,
             bytes: vec![7; 90].into(),
         };
-        engine.hear(NOW, &name(0), rest, &account());
+        engine.receive(NOW, &name(0), rest, &account());
         write(&mut engine);
         say(&mut engine, 1);
-        engine.hear(NOW, &name(1), held(Direction::Request, upto, upto == 94), &account());
+        engine.receive(NOW, &name(1), held(Direction::Request, upto, upto == 94), &account());
         engine.closed(&name(1));
         engine.opened(&name(1));
         assert!(say(&mut engine, 1).contains(&held(Direction::Response, 0, false)), "{upto}");
@@ -79,7 +79,7 @@ fn whoever_ended_it_forgets_it_once_that_is_written() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
     say(&mut engine, 1);
     let gone = Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() };
-    engine.hear(NOW, &name(1), gone.clone(), &account());
+    engine.receive(NOW, &name(1), gone.clone(), &account());
     assert_eq!((say(&mut engine, 1), say(&mut engine, 0)), (vec![], vec![gone]));
     engine.is_forgotten(ID);
     assert_eq!(say(&mut engine, 1), [Record::Done { id: ID }]);
@@ -107,13 +107,13 @@ fn what_was_lost_with_a_process_is_asked_for_and_who_has_it_no_more_says_so() {
         [(40, false, None), (20, false, None), (60, false, Some(502)), (94, true, Some(502))]
     {
         let mut engine = begun(DISK, Side::Peer(name(1)));
-        engine.hear(NOW, &name(0), data(Direction::Request, 10, 90, true), &account());
+        engine.receive(NOW, &name(0), data(Direction::Request, 10, 90, true), &account());
         write(&mut engine);
         say(&mut engine, 1);
-        engine.hear(NOW, &name(1), held(Direction::Request, held_before, is_whole), &account());
+        engine.receive(NOW, &name(1), held(Direction::Request, held_before, is_whole), &account());
         engine.closed(&name(1));
         engine.opened(&name(1));
-        engine.hear(NOW, &name(1), again(40), &account());
+        engine.receive(NOW, &name(1), again(40), &account());
         assert_eq!(gone(&mut engine, &name(0)), becomes, "{held_before}");
     }
 }
@@ -127,15 +127,15 @@ fn a_node_between_waits_for_what_the_next_one_says() {
     let time = (NOW, Duration::from_secs(900), Duration::from_secs(900));
     engine.restore(ID, sides, time, &account(), false, [request, RestoredStream::default()]);
     [0, 1].iter().for_each(|peer| engine.opened(&name(*peer)));
-    engine.hear(NOW, &name(0), data(Direction::Request, 60, 10, false), &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 60, 10, false), &account());
     assert_eq!(say(&mut engine, 0), [held(Direction::Request, 40, false)]);
-    engine.hear(NOW, &name(1), held(Direction::Request, 60, false), &account());
+    engine.receive(NOW, &name(1), held(Direction::Request, 60, false), &account());
     let again =
         |upto| Record::Held { id: ID, part: Direction::Request, upto, is_whole: false, behind: AckReason::Again };
     assert_eq!(say(&mut engine, 0), [again(60)]);
-    engine.hear(NOW, &name(0), data(Direction::Request, 60, 10, false), &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 60, 10, false), &account());
     // Data in flight after the gap is not requested twice.
-    engine.hear(NOW, &name(0), data(Direction::Request, 80, 10, false), &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 80, 10, false), &account());
     write(&mut engine);
     assert_eq!(say(&mut engine, 0), [again(70)]);
 }
@@ -145,10 +145,10 @@ fn a_node_between_waits_for_what_the_next_one_says() {
 #[test]
 fn what_has_ended_is_not_begun_again() {
     let mut engine = begun(DISK, Side::Here);
-    engine.hear(NOW, &name(0), Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() }, &account());
+    engine.receive(NOW, &name(0), Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() }, &account());
     assert_eq!(say(&mut engine, 0), [Record::Done { id: ID }]);
     engine.opened(&name(0));
-    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1000 }, &account());
+    engine.receive(NOW, &name(0), Record::Begin { id: ID, left: 1000 }, &account());
     assert_eq!((say(&mut engine, 0), engine.len()), (vec![Record::Done { id: ID }], 0));
 }
 
@@ -164,7 +164,7 @@ fn an_end_that_is_waited_for_survives_what_its_bytes_do() {
     let limits = Limits { survives: Durability::Power, ..DISK };
     let mut engine = begun(limits, Side::Peer(name(1)));
     let record = Record::Gone { id: ID, status: 502, reason: "so it is".to_owned() };
-    engine.hear(NOW, &name(1), record, &account());
+    engine.receive(NOW, &name(1), record, &account());
     assert_eq!(survives(&mut engine), Some(Durability::Power));
     let mut engine = begun(limits, Side::Peer(name(1)));
     engine.fail(ID, 502, "so it is");
@@ -212,15 +212,15 @@ fn a_node_between_makes_the_next_one_go_on() {
         let all = held(Direction::Request, upto, upto == 94);
         let mut engine = restored();
         engine.opened(&name(0));
-        engine.hear(NOW, &name(1), all.clone(), &account());
+        engine.receive(NOW, &name(1), all.clone(), &account());
         assert_eq!(say(&mut engine, 1), [], "nobody vouches for it");
-        engine.hear(NOW, &name(0), greeting.clone(), &account());
+        engine.receive(NOW, &name(0), greeting.clone(), &account());
         assert!(say(&mut engine, 1).contains(&greeting), "{upto}");
 
         let mut engine = restored();
         engine.opened(&name(0));
-        engine.hear(NOW, &name(0), greeting.clone(), &account());
-        engine.hear(NOW, &name(1), all.clone(), &account());
+        engine.receive(NOW, &name(0), greeting.clone(), &account());
+        engine.receive(NOW, &name(1), all.clone(), &account());
         assert!(say(&mut engine, 1).contains(&greeting), "{upto}: it was back first");
     }
 }
@@ -230,12 +230,12 @@ fn a_node_between_makes_the_next_one_go_on() {
 #[test]
 fn who_had_not_heard_that_it_is_held_makes_the_next_one_go_on() {
     let mut engine = begun(DISK, Side::Peer(name(1)));
-    engine.hear(NOW, &name(0), data(Direction::Request, 10, 90, true), &account());
+    engine.receive(NOW, &name(0), data(Direction::Request, 10, 90, true), &account());
     write(&mut engine);
     say(&mut engine, 1);
     engine.closed(&name(1));
     engine.opened(&name(1));
-    engine.hear(NOW, &name(1), held(Direction::Request, 94, true), &account());
+    engine.receive(NOW, &name(1), held(Direction::Request, 94, true), &account());
     assert_eq!(say(&mut engine, 1), [held(Direction::Response, 0, false)]);
 }
 
@@ -251,7 +251,7 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
         let ends_here = hears.is_none();
         match hears {
             None => engine.fail(ID, 502, "so it is"),
-            Some(record) => engine.hear(NOW, &name(0), record, &account()),
+            Some(record) => engine.receive(NOW, &name(0), record, &account()),
         }
         let kept = std::iter::from_fn(|| engine.output()).find_map(|output| match output {
             Output::Keep { entry: Entry::Gone { peer, status, .. }, survives, .. } => Some((peer, status, survives)),
@@ -261,8 +261,8 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
         engine.opened(&name(0));
         assert_eq!(say(&mut engine, 0).contains(&gone), ends_here, "it is said unasked to who has not said so itself");
         // A neighbour without the exchange sends this record, and so does one that has confirmed its end.
-        engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
-        engine.hear(NOW, &name(0), again.clone(), &account());
+        engine.receive(NOW, &name(0), Record::Done { id: ID }, &account());
+        engine.receive(NOW, &name(0), again.clone(), &account());
         assert_eq!(engine.len(), 0);
         assert!(matches!(&say(&mut engine, 0)[..], [Record::Gone { id: ID, status: 502, .. }]));
         engine.expire(Duration::from_secs(2000));
@@ -279,7 +279,7 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
     engine.restore_end(ID, name(0), gone.clone(), Duration::from_secs(9));
     engine.opened(&name(0));
     assert_eq!(say(&mut engine, 0), std::slice::from_ref(&gone));
-    engine.hear(NOW, &name(0), again, &account());
+    engine.receive(NOW, &name(0), again, &account());
     assert_eq!((say(&mut engine, 0), engine.len()), (vec![gone], 0));
 }
 
@@ -289,11 +289,11 @@ fn an_order_that_may_have_been_done_is_not_begun_again() {
 fn what_was_begun_and_no_more_is_asked_about() {
     let mut engine = engine(DISK);
     engine.opened(&name(0));
-    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1000 }, &account());
+    engine.receive(NOW, &name(0), Record::Begin { id: ID, left: 1000 }, &account());
     assert_eq!((say(&mut engine, 0), engine.len()), (vec![], 1));
     engine.closed(&name(0));
     engine.opened(&name(0));
     assert_eq!(say(&mut engine, 0), [held(Direction::Request, 0, false)]);
-    engine.hear(NOW, &name(0), Record::Done { id: ID }, &account());
+    engine.receive(NOW, &name(0), Record::Done { id: ID }, &account());
     assert_eq!(engine.len(), 0);
 }

@@ -22,10 +22,10 @@ fn what_arrives_for_a_route_that_holds_what_it_may_waits() {
     engine.allow(&small, Limits { exchanges: 2, memory: 1000, disk: 0, survives: Durability::Nothing });
     let begin = |engine: &mut Engine, number, length| {
         let id = ExchangeId([number; 16]);
-        engine.hear(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
+        engine.receive(Duration::ZERO, &name(0), Record::Begin { id, left: 1000 }, &account());
         let bytes = content(id, length);
         let data = Record::Data { id, part: Direction::Request, offset: 0, is_last: true, bytes };
-        engine.hear(Duration::ZERO, &name(0), data, &account());
+        engine.receive(Duration::ZERO, &name(0), data, &account());
         id
     };
     let lead = |engine: &mut Engine, id| {
@@ -69,7 +69,7 @@ fn fill_by(engine: &mut Engine, id: ExchangeId, part: Direction, length: usize) 
     for at in (begin..).step_by(length).take(4096) {
         let bytes = vec![7; length].into();
         let offset = at - 4 + if part == Direction::Request { 10 } else { 0 };
-        engine.hear(NOW, &from, Record::Data { id, part, offset, is_last: false, bytes }, &account());
+        engine.receive(NOW, &from, Record::Data { id, part, offset, is_last: false, bytes }, &account());
         write(engine);
     }
     engine.have(id, part).unwrap().offset - begin
@@ -77,9 +77,9 @@ fn fill_by(engine: &mut Engine, id: ExchangeId, part: Direction, length: usize) 
 
 fn led(engine: &mut Engine, number: u8) -> ExchangeId {
     let id = ExchangeId([number; 16]);
-    engine.hear(NOW, &name(0), Record::Begin { id, left: 1_000_000 }, &account());
+    engine.receive(NOW, &name(0), Record::Begin { id, left: 1_000_000 }, &account());
     let head = Record::Data { id, part: Direction::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
-    engine.hear(NOW, &name(0), head, &account());
+    engine.receive(NOW, &name(0), head, &account());
     engine.lead(id, (Side::Peer(name(1)), false), &account(), 10, Bytes::from_static(b"head"));
     engine.settle(id, Direction::Response, 0, Bytes::from_static(b"head"));
     write(engine);
@@ -139,7 +139,7 @@ fn who_was_refused_goes_on_when_there_is_room() {
     say(&mut engine, 1);
     outputs(&mut engine);
     // The usage of this exchange has shrunk: it is told at once, however little became free.
-    engine.hear(NOW, &name(1), held(Direction::Request, 1000, false), &account());
+    engine.receive(NOW, &name(1), held(Direction::Request, 1000, false), &account());
     assert!(outputs(&mut engine).contains(&Output::Onward { id: ID }));
     assert_eq!(append(&mut engine), Appended::Full);
     // Another exchange's usage has shrunk by little: the waiting one learns of it at the next sweep.
@@ -164,18 +164,18 @@ fn a_head_that_found_no_room_is_sent_again() {
     let mut full: Vec<_> = (10..75).map(|number| dark(&mut engine, number, 14_000)).collect();
     full.push(dark(&mut engine, 75, 6_000));
     let bring = |before: &mut Engine, engine: &mut Engine| {
-        say(before, 1).into_iter().for_each(|record| engine.hear(NOW, &name(0), record, &account()));
+        say(before, 1).into_iter().for_each(|record| engine.receive(NOW, &name(0), record, &account()));
         write(engine);
         engine.have(ID, Direction::Request).unwrap().offset
     };
     assert_eq!(bring(&mut before, &mut engine), 0);
     let said = |behind| Record::Held { id: ID, part: Direction::Request, upto: 0, is_whole: false, behind };
     assert_eq!(say(&mut engine, 0), [said(AckReason::NoRoom)]);
-    before.hear(NOW, &name(1), said(AckReason::NoRoom), &account());
+    before.receive(NOW, &name(1), said(AckReason::NoRoom), &account());
     assert_eq!(say(&mut before, 1), []);
     full.iter().for_each(|id| engine.fail(*id, 499, "its client is gone"));
     assert_eq!(say(&mut engine, 0), [said(AckReason::Again)]);
-    before.hear(NOW, &name(1), said(AckReason::Again), &account());
+    before.receive(NOW, &name(1), said(AckReason::Again), &account());
     assert_eq!(bring(&mut before, &mut engine), 2000);
 }
 
@@ -194,10 +194,10 @@ fn what_waits_for_its_route_grows_no_more() {
         id
     });
     let others: Vec<_> = others.collect();
-    engine.hear(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
+    engine.receive(NOW, &name(0), Record::Begin { id: ID, left: 1_000_000 }, &account());
     let bring = |engine: &mut Engine| {
         let at = engine.have(ID, Direction::Request).unwrap().offset;
-        engine.hear(NOW, &name(0), data(Direction::Request, at, 16_384, false), &account());
+        engine.receive(NOW, &name(0), data(Direction::Request, at, 16_384, false), &account());
         write(engine);
         engine.have(ID, Direction::Request).unwrap().offset - at
     };
@@ -221,10 +221,10 @@ fn what_was_never_written_is_not_read_again() {
     let mut engine = begun(SMALL, Side::Peer(name(1)));
     engine.closed(&name(1));
     let piece = |at: u64| data(Direction::Request, 10 + at * 16_384, 16_384, false);
-    (0..20).for_each(|at| engine.hear(NOW, &name(0), piece(at), &account()));
+    (0..20).for_each(|at| engine.receive(NOW, &name(0), piece(at), &account()));
     write(&mut engine);
     engine.allow(&account(), DISK);
-    engine.hear(NOW, &name(0), piece(20), &account());
+    engine.receive(NOW, &name(0), piece(20), &account());
     write(&mut engine);
     engine.closed(&name(1));
     engine.opened(&name(1));
@@ -238,7 +238,7 @@ fn begins(engine: &mut Engine, peer: &Arc<str>, numbers: std::ops::Range<u128>) 
     let before = engine.len();
     for number in numbers {
         let id = ExchangeId(number.to_be_bytes());
-        engine.hear(NOW, peer, Record::Begin { id, left: 7 * 24 * 3_600_000 }, &account());
+        engine.receive(NOW, peer, Record::Begin { id, left: 7 * 24 * 3_600_000 }, &account());
     }
     engine.len() - before
 }
@@ -263,7 +263,7 @@ fn what_was_only_begun_is_forgotten_soon_without_a_channel_and_begun_again_with_
     let with_data = ExchangeId(7u128.to_be_bytes());
     let data =
         Record::Data { id: with_data, part: Direction::Request, offset: 0, is_last: false, bytes: vec![7; 10].into() };
-    engine.hear(NOW, &peer, data, &account());
+    engine.receive(NOW, &peer, data, &account());
     let after = |engine: &mut Engine, seconds| {
         engine.expire(Duration::from_secs(seconds));
         let forgotten = std::iter::from_fn(|| engine.output()).filter(|one| matches!(one, Output::Forget { .. }));

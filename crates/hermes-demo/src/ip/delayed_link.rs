@@ -104,8 +104,8 @@ fn carry(
         runtime.block_on(async {
             tokio::select! {
                 () = ended.notified() => {}
-                () = take_in(&a, &to_b, one_way, dropped) => {}
-                () = take_in(&b, &to_a, one_way, dropped) => {}
+                () = receive(&a, &to_b, one_way, dropped) => {}
+                () = receive(&b, &to_a, one_way, dropped) => {}
             }
         });
         // The writers end once all senders are dropped.
@@ -113,7 +113,7 @@ fn carry(
     });
 }
 
-async fn take_in(from: &Queue, to: &SyncSender<Packet>, one_way: Duration, dropped: &AtomicU64) {
+async fn receive(from: &Queue, to: &SyncSender<Packet>, one_way: Duration, dropped: &AtomicU64) {
     let mut buffer = ReceiveBuffer::default();
     let each = |packet| {
         if to.try_send((Instant::now() + one_way, packet)).is_err() {

@@ -131,7 +131,7 @@ fn ask_on(mut socket: &Socket, shared: &Shared) {
     while !shared.gone.load(Ordering::Relaxed) {
         let now = Instant::now();
         if until.is_none() && now >= next {
-            ask(socket, identifier, shared, now);
+            send_echo(socket, identifier, shared, now);
             // Requests that a busy machine did not send in time are skipped: to catch up would create a burst.
             next = (next + EVERY).max(now);
             if shared.ending.load(Ordering::Relaxed) {
@@ -156,7 +156,7 @@ fn wait_for(socket: &Socket, most: Duration) {
     let _ = ppoll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], Some(TimeSpec::from(most)), None);
 }
 
-fn ask(socket: &Socket, identifier: u16, shared: &Shared, now: Instant) {
+fn send_echo(socket: &Socket, identifier: u16, shared: &Shared, now: Instant) {
     let number = {
         let mut record = shared.record();
         if record.echoes.len() >= MAX_REQUESTS {

@@ -60,7 +60,7 @@ async fn exchanges(mut client: Client, origin: &str, number: u64) -> anyhow::Res
         tally.add(answer.len());
     }
     let upload = content(!number, UPLOAD_BYTES);
-    let answer = client.ask(Method::POST, &format!("{origin}/echo"), upload.clone()).await?;
+    let answer = client.send_request(Method::POST, &format!("{origin}/echo"), upload.clone()).await?;
     ensure!(answer == upload, "an upload of {UPLOAD_BYTES} bytes came back changed");
     tally.add(2 * upload.len());
     Ok(tally)

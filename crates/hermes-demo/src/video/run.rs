@@ -18,7 +18,7 @@ use super::comparison::{Complaints, Decoded, missed_by_ffmpeg};
 use super::lab::{Lab, Link};
 use super::nodes::{APPS, Nodes, Ports};
 use super::server::{self, Sent, Server};
-use super::viewer::{Received, Seat, Viewer, ask};
+use super::viewer::{Received, Seat, Viewer, request_video};
 
 /// The time that a viewer waits beyond the clip's length: Table XIII has 90 s for one minute and 150 s for two.
 const VIEWER_EXTRA_TIME: Duration = Duration::from_secs(30);
@@ -131,7 +131,7 @@ async fn stream_all(
             }
         };
         let url = format!("http://{name}/{}?port={}", clip.name, ports.rtp);
-        ask(&lab.user, of, &url, stream).await?;
+        request_video(&lab.user, of, &url, stream).await?;
     }
     receive_all(expected, server, board).await
 }
@@ -162,9 +162,9 @@ async fn receive_all(mut expected: Vec<Expected>, server: &mut Server, board: &B
                 let sent = sent?;
                 let index = expected.iter().position(|expected| expected.to == sent.to);
                 let index = index.with_context(|| format!("the server sent to {}, where nobody waits", sent.to))?;
-                judging.spawn(judge(expected.swap_remove(index), sent));
+                judging.spawn(compare(expected.swap_remove(index), sent));
             }
-            _ = ticks.tick() => expected.iter_mut().try_for_each(|expected| expected.look(board))?,
+            _ = ticks.tick() => expected.iter_mut().try_for_each(|expected| expected.update_progress(board))?,
         }
     }
     let mut streams = Vec::new();
@@ -180,7 +180,7 @@ impl Expected {
     ///
     /// # Errors
     /// The viewer's wait timed out.
-    fn look(&mut self, board: &Board) -> anyhow::Result<()> {
+    fn update_progress(&mut self, board: &Board) -> anyhow::Result<()> {
         let (count, _) = self.viewer.tap.so_far();
         let column = usize::from(self.way == Variant::Direct);
         board.packets[column].fetch_add(count.saturating_sub(self.shown), Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl Expected {
     }
 }
 
-async fn judge(expected: Expected, sent: Sent) -> anyhow::Result<Stream> {
+async fn compare(expected: Expected, sent: Sent) -> anyhow::Result<Stream> {
     let Expected { clip, way, viewer, .. } = expected;
     let Received { notes, file, log, gave_up } = viewer.finish(sent.notes.len()).await?;
     let difference = sent.notes.compare(&notes);

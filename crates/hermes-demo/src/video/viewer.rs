@@ -134,7 +134,7 @@ impl Viewer {
 ///
 /// # Errors
 /// The response's status is not 200.
-pub(super) async fn ask(place: &Namespace, of: SocketAddr, url: &str, stream: &str) -> anyhow::Result<()> {
+pub(super) async fn request_video(place: &Namespace, of: SocketAddr, url: &str, stream: &str) -> anyhow::Result<()> {
     let asked = async {
         let tcp = place.tcp()?.connect(of).await.with_context(|| format!("cannot connect to {of}"))?;
         Client::over(tcp).await?.ask_with(Method::GET, url, &[(STREAM, stream)], Bytes::new()).await

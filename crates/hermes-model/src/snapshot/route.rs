@@ -124,7 +124,7 @@ pub struct Terminate {
     pub target: Target,
     /// Address ranges that the request may name. Only for `Target::Authority`.
     pub reach: DialScope,
-    /// The target was not chosen by the node's operator: the node does not dial addresses that [`crate::guard`]
+    /// The target was not chosen by the node's operator: the node does not dial addresses that [`crate::ssrf_guard`]
     /// forbids.
     pub guard: bool,
     /// Begin with a PROXY protocol v2 header that carries the session's source address (`tcp` only).

@@ -43,7 +43,7 @@ impl Reader {
     }
 
     /// Stops reading the socket: only forwarded datagrams are received from now on.
-    pub(super) fn part(&self) {
+    pub(super) fn stop_reading(&self) {
         self.has_parted.store(true, Ordering::Release);
     }
 

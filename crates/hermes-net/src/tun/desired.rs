@@ -258,7 +258,7 @@ impl Device {
     ///
     /// # Errors
     /// `TunError`: the first setting that cannot be restored; all others are.
-    pub fn take_back(&self) -> Result<(), TunError> {
+    pub fn roll_back(&self) -> Result<(), TunError> {
         self.sweep().and(self.restore(&mut self.items()).map(drop))
     }
 

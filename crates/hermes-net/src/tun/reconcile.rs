@@ -48,7 +48,7 @@ pub async fn reconcile() -> io::Result<Infallible> {
                 in_a_row = 0;
             }
             heard = next(&mut notifications, &mut tables) => {
-                reconciler.hear(heard?);
+                reconciler.handle(heard?);
                 in_a_row += 1;
                 // Yields: other tasks share this thread.
                 tokio::task::coop::consume_budget().await;
@@ -190,7 +190,7 @@ impl Reconciler {
         }
     }
 
-    fn hear(&mut self, heard: Notification) {
+    fn handle(&mut self, heard: Notification) {
         match heard {
             Notification::Routes(Some(messages)) => messages.iter().for_each(|message| self.note(message)),
             Notification::Routes(None) => self.has_missed = true,

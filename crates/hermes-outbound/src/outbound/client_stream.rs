@@ -40,7 +40,7 @@ pub enum Head {
 ///
 /// # Errors
 /// The connection takes no further stream, or its peer no head of this size. Nothing was sent.
-pub async fn ask(
+pub async fn send_request(
     worker: &Rc<Outbound>,
     lease: &Lease,
     mut request: Request<()>,

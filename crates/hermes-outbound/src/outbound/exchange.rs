@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 
 use super::pool::{H1Connection, Lease, Pool};
 use crate::outbound::Outbound;
-use crate::outbound::client_stream::{Answer, Head, ask};
+use crate::outbound::client_stream::{Answer, Head, send_request};
 use crate::upstream::InFlight;
 use hermes_transport::body::{Attempt, Body, BoxedBody, Interim, RequestBody, StreamBody, settle_length};
 use hermes_transport::body_writer::{BodyWriteError, BodyWriter};
@@ -276,7 +276,7 @@ pub async fn over_shared(
     interim: Option<Arc<Interim>>,
 ) -> Result<Response<ExchangeBody>, Error> {
     let (ends, is_head) = (body.is_end_stream(), request.method() == Method::HEAD);
-    let asked = ask(&context.worker, &lease, request, ends).await;
+    let asked = send_request(&context.worker, &lease, request, ends).await;
     let (mut answer, stream) = asked.map_err(|error| context.not_sent(&lease, &error))?;
     let mut upload = if ends { None } else { Some(BodyWriter::new(body, stream)) };
     let mut hints = 0..MAX_INTERIM_RESPONSES;
@@ -352,7 +352,7 @@ pub async fn open(
     has_datagrams: bool,
 ) -> Result<Opened, Error> {
     let is_connect = request.method() == Method::CONNECT;
-    let asked = ask(&context.worker, &lease, request, false).await;
+    let asked = send_request(&context.worker, &lease, request, false).await;
     let (mut answer, mut stream) = asked.map_err(|error| context.not_sent(&lease, &error))?;
     let datagrams = has_datagrams.then(|| answer.datagrams()).flatten();
     let failed = |error: StreamError| context.stream_failed(&lease, &error);

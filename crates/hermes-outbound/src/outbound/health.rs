@@ -130,7 +130,7 @@ impl ProbeResources {
             Target::Node(reverse_peer) => return probe_node(channels, reverse_peer, health).await,
         };
         if let Some(held) = &mut self.held {
-            if held.ask().await.is_ok() {
+            if held.probe().await.is_ok() {
                 return Ok(());
             }
             self.held = None;
@@ -149,16 +149,16 @@ impl ProbeResources {
         };
         // The request uses the transport that sessions would use; the other one is irrelevant to them.
         let status = match (connected, path) {
-            (Connected::Quic(connected), path) => connected.ask(host, path).await?,
+            (Connected::Quic(connected), path) => connected.probe(host, path).await?,
             (Connected::Tcp { io, is_h2: true }, Some(path)) => Some(ask_h2(*io, host, path).await?),
             (Connected::Tcp { io, is_h2: false }, Some(path)) => Some(ask_h1(*io, host, path).await?),
             (Connected::Tcp { io, is_h2: true }, None) if is_held(state) => {
-                self.held.insert(ProbeConnection::begin(*io).await?).ask().await?;
+                self.held.insert(ProbeConnection::begin(*io).await?).probe().await?;
                 None
             }
             (Connected::Tcp { .. }, None) => None,
         };
-        path.zip(status).map_or(Ok(()), |(path, status)| judge(path, status))
+        path.zip(status).map_or(Ok(()), |(path, status)| check_status(path, status))
     }
 
     /// Waits for the next probe. The end of a kept connection triggers it early.
@@ -230,7 +230,7 @@ async fn connect_by_tcp(
     Ok(Connected::Tcp { io: Box::new(io), is_h2 })
 }
 
-fn judge(path: &str, status: StatusCode) -> Result<(), String> {
+fn check_status(path: &str, status: StatusCode) -> Result<(), String> {
     if status.is_success() { Ok(()) } else { Err(format!("GET {path} answers {status}")) }
 }
 
@@ -240,7 +240,7 @@ async fn probe_node(channels: &Channels, reverse_peer: &Arc<ReversePeer>, health
         return Err(format!("node {} keeps no connection to us", reverse_peer.node));
     }
     let Some(path) = &health.path else { return Ok(()) };
-    judge(path, channels.query(reverse_peer, path).await?)
+    check_status(path, channels.query(reverse_peer, path).await?)
 }
 
 async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {

@@ -103,7 +103,8 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
     tracing::info!(node = %reverse_peer.node, %source, listener = %listener.name, "a node keeps a connection to us");
     reverse_peer.is_newest(number, source.ip());
     let calls = async {
-        if let Err(error) = say(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
+        if let Err(error) =
+            send_call(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
         {
             // A peer that answers PING but no call would occupy its assignment forever and serve no session.
             return error;
@@ -115,7 +116,7 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
         }
         // Sessions on it may last. The node should dial the replacement before they end. If the call is not received,
         // the end of the connection tells the node.
-        let _ = say(&kept, Call::Leaving).await;
+        let _ = send_call(&kept, Call::Leaving).await;
         connection.drain.wait().await;
         kept.retire();
         std::future::pending().await
@@ -146,10 +147,10 @@ pub fn query(worker: &Rc<Outbound>, query: Query) {
 }
 
 /// Sends a call to the node.
-async fn say(kept: &ReverseConnection, call: Call) -> Result<(), Error> {
+async fn send_call(kept: &ReverseConnection, call: Call) -> Result<(), Error> {
     let node = &kept.reverse_peer.node;
     let request = call.request(node).ok_or_else(|| Error::Internal(format!("{node} is no authority to call")))?;
     let answer = kept.call(request).await?;
-    kept.reverse_peer.gone.tell(given_up(answer.headers()));
+    kept.reverse_peer.gone.add(given_up(answer.headers()));
     Ok(())
 }

@@ -62,7 +62,7 @@ pub enum Probe {
 
 impl Probe {
     /// Sends a probe. True if [`Self::is_answered`] will see its answer.
-    fn ask(&mut self) -> bool {
+    fn send_probe(&mut self) -> bool {
         match self {
             // Sending fails if the connection closed, which is noticed elsewhere, or if an earlier PING is unanswered
             // although other frames came.
@@ -135,7 +135,7 @@ impl Keepalive {
     pub fn new(probe: Option<Probe>, acks: Option<AckMonitor>, after: Duration) -> Self {
         Self {
             probe,
-            look: acks.map(|acks| Box::new(move || acks.look().ok()) as Look),
+            look: acks.map(|acks| Box::new(move || acks.state().ok()) as Look),
             after,
             asks_now: false,
             asked_at: None,
@@ -167,7 +167,7 @@ impl Keepalive {
         self.is_late
     }
 
-    fn look(&self) -> Option<AckState> {
+    fn ack_state(&self) -> Option<AckState> {
         self.look.as_ref()?()
     }
 
@@ -180,7 +180,7 @@ impl Keepalive {
         if !is_heard && waited < PROMPT_ACK_TIMEOUT {
             return;
         }
-        match self.look().and_then(|known| Some((known.rtt, known.owed_for?.min(waited)))) {
+        match self.ack_state().and_then(|known| Some((known.rtt, known.owed_for?.min(waited)))) {
             Some((rtt, owed_for)) => {
                 self.is_late = owed_for >= PROMPT_ACK_TIMEOUT + 2 * rtt;
                 self.is_unanswered = owed_for >= ACK_TIMEOUT + ROUND_TRIPS * rtt;
@@ -192,7 +192,7 @@ impl Keepalive {
     }
 
     /// Probes at once, whatever the silence.
-    pub fn ask(&mut self) {
+    pub fn send_probe(&mut self) {
         self.asks_now = true;
         self.alarm.as_mut().reset(Instant::now());
     }
@@ -206,10 +206,10 @@ impl Keepalive {
             false => 3 * MOVED_ACK_TIMEOUT,
         };
         self.is_elsewhere |= comes_from_elsewhere;
-        let round_trips = self.look().map_or(Duration::ZERO, |known| ROUND_TRIPS * known.rtt);
+        let round_trips = self.ack_state().map_or(Duration::ZERO, |known| ROUND_TRIPS * known.rtt);
         let until = Instant::now() + within + round_trips;
         self.doubted_until = Some(self.doubted_until.map_or(until, |before| before.min(until)));
-        self.ask();
+        self.send_probe();
     }
 
     /// Stops the keepalive, so that the socket of a closed connection can close.
@@ -239,7 +239,7 @@ impl Keepalive {
             {
                 // Taking an answer that is no longer awaited makes room for the next PING.
                 let _: bool = probe.is_answered(cx);
-                self.asked_at = probe.ask().then_some(now);
+                self.asked_at = probe.send_probe().then_some(now);
                 let _: bool = probe.is_answered(cx);
             }
             let is_owed = self.asked_at.is_some() || self.doubted_until.is_some();
@@ -357,7 +357,7 @@ mod tests {
     async fn an_answer_and_an_acknowledgement_are_no_reason_for_doubt() {
         for answers in [true, false] {
             let mut given = Given::new();
-            given.keepalive.ask();
+            given.keepalive.send_probe();
             given.answers.set(answers);
             let is_bad = |keepalive: &Keepalive, beat| keepalive.is_late() || beat != Liveness::Alive;
             let bad = given.becomes(SILENT_AFTER - ACK_POLL_INTERVAL, is_bad).await;
@@ -368,7 +368,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_is_heard_and_owes_nothing_is_not_looked_at_on_and_on_though_it_answers_no_ping() {
         let mut given = Given::new();
-        given.keepalive.ask();
+        given.keepalive.send_probe();
         assert_eq!(given.becomes(ACK_POLL_INTERVAL / 2, |_, _| false).await, None);
         for _ in 0..100 {
             given.heard += 1;

@@ -86,7 +86,7 @@ impl Channel {
                 Poll::Ready(Ok(Some(bytes))) => {
                     self.hears();
                     self.decoder.push(bytes);
-                    if !self.hear(&mut begun) {
+                    if !self.receive(&mut begun) {
                         return Poll::Ready("it said what is no record of custody");
                     }
                     true
@@ -134,12 +134,12 @@ impl Channel {
     }
 
     /// Handles received records. False: a record is invalid.
-    fn hear(&mut self, begun: &mut impl FnMut(ExchangeId)) -> bool {
+    fn receive(&mut self, begun: &mut impl FnMut(ExchangeId)) -> bool {
         loop {
             match self.decoder.next() {
                 Ok(Some(Capsule::Kept { kind, payload })) => match Record::parse(kind, payload) {
                     Ok(record) => {
-                        self.office.hear(&self.peer, self.number, record).into_iter().for_each(&mut *begun);
+                        self.office.receive(&self.peer, self.number, record).into_iter().for_each(&mut *begun);
                     }
                     Err(error) => {
                         tracing::warn!(peer = %self.peer, %error, "a channel of custody is ended");

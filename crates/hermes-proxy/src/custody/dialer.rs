@@ -211,7 +211,7 @@ impl ChannelDialer {
             Found::Quic(quic) => {
                 let begin = async {
                     let lease = pool.adopt_quic(&self.worker, &self.spec(), quic, deadline).await?;
-                    self.ask(&pool, &destination, lease).await
+                    self.send_request(&pool, &destination, lease).await
                 };
                 tokio::time::timeout_at(deadline, begin).await.map_err(|_| late())?
             }
@@ -225,7 +225,7 @@ impl ChannelDialer {
                     };
                     let spec = ConnectSpec { protocol: UpstreamProtocol::H2, ..self.spec() };
                     let lease = pool.adopt(&self.worker, &spec, io, deadline).await?;
-                    self.ask(&pool, &destination, lease).await
+                    self.send_request(&pool, &destination, lease).await
                 };
                 tokio::select! {
                     begun = tokio::time::timeout_at(deadline, begin) => begun.map_err(|_| late())?,
@@ -265,7 +265,7 @@ impl ChannelDialer {
                 Err(error) if !self.office.is_wanted(&self.label) => return Err(error),
                 Err(error) => {
                     self.failed(&error.to_string());
-                    self.tell();
+                    self.log_state();
                     tokio::time::sleep(RESOLVE_RETRY_DELAY).await;
                 }
             }
@@ -288,7 +288,7 @@ impl ChannelDialer {
     async fn unwanted(&self) {
         let mut look = tokio::time::interval(UNWANTED_POLL_INTERVAL);
         while self.office.is_wanted(&self.label) {
-            self.tell();
+            self.log_state();
             look.tick().await;
         }
         self.wait.borrow_mut().unwanted();
@@ -311,9 +311,9 @@ impl ChannelDialer {
         }
     }
 
-    fn tell(&self) {
+    fn log_state(&self) {
         let (peer, exchanges) = (&self.label, self.office.waiting(&self.label));
-        match self.wait.borrow_mut().look(Instant::now(), exchanges) {
+        match self.wait.borrow_mut().due(Instant::now(), exchanges) {
             None => {}
             Some(LogEvent::No(error)) => tracing::warn!(
                 %peer, %error, exchanges,
@@ -369,7 +369,7 @@ impl ChannelDialer {
         self.upstream.spec(self.index, SocketAddr::from(([0, 0, 0, 0], 0)), ATTEMPT_TIMEOUT, true)
     }
 
-    async fn ask(
+    async fn send_request(
         &self,
         pool: &Rc<Pool>,
         destination: &Destination<'_>,
@@ -398,7 +398,7 @@ impl ChannelDialer {
             request.headers_mut().insert(PATH_NAME, line);
         }
         if let Some(plan) = &self.upstream.config.contact_plan {
-            contact_plan::tell(plan, request.headers_mut());
+            contact_plan::write_header(plan, request.headers_mut());
         }
         let (response, send, lease, datagrams) = exchange::open(lease, request, &context, None, true).await?;
         if !response.status().is_success() {
@@ -422,12 +422,12 @@ impl ChannelDialer {
         loop {
             let refused = |id| {
                 self.office.fail(id, 501, "nothing is taken by a channel that this node has dialled");
-                self.office.part(id);
+                self.office.detach(id);
             };
             tokio::select! {
                 biased;
                 now = look.tick() => {
-                    let (is_dark, is_owed) = path.as_mut().map_or((false, false), |path| path.look());
+                    let (is_dark, is_owed) = path.as_mut().map_or((false, false), |path| path.state());
                     if is_dark {
                         return "its path is dark";
                     }

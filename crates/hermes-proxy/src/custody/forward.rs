@@ -47,7 +47,7 @@ impl Drop for Awaited {
             Some(asked) => self.office.leave(self.id, asked),
             None => {
                 self.office.fail(self.id, 499, "its client is gone");
-                self.office.part(self.id);
+                self.office.detach(self.id);
             }
         }
     }
@@ -239,7 +239,7 @@ pub(crate) async fn intend(
     }
     let office = &worker.services.custody;
     entry.set_held(true);
-    office.take_in(id, false);
+    office.accept_local(id, false);
     let intended = poll_fn(|cx| office.poll_intent(cx, id)).await;
     entry.set_held(false);
     intended.map_err(|failure| Error::ClientGone(failure.reason.to_string()))

@@ -114,7 +114,7 @@ impl BoxedStream for CustodyStream {
 impl Drop for CustodyStream {
     fn drop(&mut self) {
         self.abort();
-        self.office.part(self.id);
+        self.office.detach(self.id);
     }
 }
 

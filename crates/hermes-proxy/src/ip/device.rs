@@ -291,7 +291,7 @@ impl Device {
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
-    pub(crate) fn let_go(&self, prefix: IpNet) -> Result<(), TunError> {
+    pub(crate) fn release_capture(&self, prefix: IpNet) -> Result<(), TunError> {
         self.set_captured(prefix, false);
         self.net.release(prefix)
     }
@@ -333,8 +333,8 @@ impl Device {
     ///
     /// # Errors
     /// `TunError`: the first step that failed. All other steps are done.
-    pub(crate) fn take_back(&self) -> Result<(), TunError> {
-        let undone = self.net.take_back();
+    pub(crate) fn roll_back(&self) -> Result<(), TunError> {
+        let undone = self.net.roll_back();
         let nat = self.nat.lock().unwrap_or_else(PoisonError::into_inner);
         undone.and(match &*nat {
             Some((clients, masquerade)) => masquerade.replace(clients),

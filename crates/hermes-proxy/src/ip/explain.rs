@@ -31,7 +31,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    fn judge(&self, rules: &Rules, way: Direction) -> Verdict {
+    fn verdict(&self, rules: &Rules, way: Direction) -> Verdict {
         // An ICMP query, because ICMP errors may come from any address.
         let kind = if self.protocol == ip::ICMPV6 { 128 } else { 8 };
         let header = Header {
@@ -45,7 +45,7 @@ impl Packet {
             is_source_routed: false,
             hops: u8::MAX,
         };
-        rules.judge(way, &[kind], &header, self.mtu)
+        rules.verdict(way, &[kind], &header, self.mtu)
     }
 
     /// Explains the result at this node for a session from `from`. `network` is the session's scope (`None`: any),
@@ -75,7 +75,7 @@ impl Packet {
             let here = own.into_iter().map(|own| Route::to(prefix_of(own))).collect();
             let rules = Rules { here, there: scope.clone(), protocol };
             let whose = format!("listener {} has no such address as {}", listener.name, self.source);
-            if let Some(dropped) = self.reason(self.judge(&rules, Direction::Out), &whose, network) {
+            if let Some(dropped) = self.reason(self.verdict(&rules, Direction::Out), &whose, network) {
                 return dropped;
             }
         }
@@ -86,7 +86,7 @@ impl Packet {
         let given = gives(gateway, source).then(|| Route::to(prefix_of(source)));
         let rules = Rules { here: scope, there: given.into_iter().collect(), protocol };
         let whose = format!("the route gives nobody {}", self.source);
-        if let Some(dropped) = self.reason(self.judge(&rules, Direction::In), &whose, network) {
+        if let Some(dropped) = self.reason(self.verdict(&rules, Direction::In), &whose, network) {
             return dropped;
         }
         let to = gateway.dnat.unwrap_or(self.destination);

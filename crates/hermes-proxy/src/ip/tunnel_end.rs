@@ -122,7 +122,7 @@ impl End {
         if matches!(this.link, Link::Device { .. }) && this.claim(network, owner, true).is_err() {
             return Err(format!("another session takes packets for {network}"));
         }
-        this.ask();
+        this.request_addresses();
         Ok(this)
     }
 
@@ -154,7 +154,7 @@ impl End {
         let side = Side::Gives { gateway: gateway.clone(), route: route.clone(), owner, scope };
         let mut this = Self::new(Link::device(local), side, rules);
         this.inner.extend(inner);
-        this.say(connect_ip::ROUTE_ADVERTISEMENT, payload);
+        this.send_capsule(connect_ip::ROUTE_ADVERTISEMENT, payload);
         Ok(this)
     }
 
@@ -212,7 +212,7 @@ impl End {
 
     /// Queues a capsule, which replaces an unsent one of its type. A peer that sends requests and reads no answers must
     /// not fill memory.
-    fn say(&mut self, kind: u64, payload: BytesMut) {
+    fn send_capsule(&mut self, kind: u64, payload: BytesMut) {
         self.capsules.retain(|other| !matches!(other, Other::Whole { kind: said, .. } if *said == kind));
         self.capsules.push_back(Other::Whole { kind, payload: payload.freeze() });
     }
@@ -258,7 +258,7 @@ impl End {
     }
 
     /// Requests the link's addresses, under unused request IDs (RFC 9484, section 4.7.2).
-    fn ask(&mut self) {
+    fn request_addresses(&mut self) {
         // Schedules the next request, in case of another refusal.
         if let Some((pause, timer)) = &mut self.asks_again {
             timer.as_mut().reset(tokio::time::Instant::now() + *pause);
@@ -271,7 +271,7 @@ impl End {
         }
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(wanted, &mut payload);
-        self.say(connect_ip::ADDRESS_REQUEST, payload);
+        self.send_capsule(connect_ip::ADDRESS_REQUEST, payload);
     }
 }
 
@@ -327,7 +327,7 @@ impl DevicePort for End {
         batch: &mut Batch,
     ) -> Poll<io::Result<bool>> {
         if self.asks_again.as_mut().is_some_and(|(_, timer)| timer.as_mut().poll(cx).is_ready()) {
-            self.ask();
+            self.request_addresses();
         }
         batch.capsules.append(&mut self.capsules);
         self.refused.clear();
@@ -361,7 +361,8 @@ impl DevicePort for End {
             work += other.work();
             let is_whole = !matches!(other, Other::Piece { ends: false, .. });
             if let Other::Whole { kind, payload } = other {
-                self.hear(worker, kind, payload).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                self.receive(worker, kind, payload)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             }
             // After a move, another port may take the rest, but not half a capsule.
             if work >= MAX_WORK_PER_TURN && is_whole && !batch.is_empty() {

@@ -38,7 +38,7 @@ pub(crate) struct QuicAcceptor {
 
 impl QuicAcceptor {
     /// Adds the events since the last call to the metrics.
-    fn tell(&self, worker: &Worker) {
+    fn report_metrics(&self, worker: &Worker) {
         let (passed_on, lost) = self.server.passed_on();
         worker.shared.metrics.quic_forwarded.inc_by(passed_on);
         if lost > 0 {
@@ -53,8 +53,8 @@ pub(crate) struct QuicAcceptors(Vec<Weak<QuicAcceptor>>);
 
 impl QuicAcceptors {
     /// Adds the events of all endpoints to the metrics.
-    pub(crate) fn tell(&self, worker: &Worker) {
-        self.0.iter().filter_map(Weak::upgrade).for_each(|acceptor| acceptor.tell(worker));
+    pub(crate) fn report_metrics(&self, worker: &Worker) {
+        self.0.iter().filter_map(Weak::upgrade).for_each(|acceptor| acceptor.report_metrics(worker));
     }
 }
 
@@ -137,7 +137,7 @@ pub(super) async fn accept_all(
     match how {
         Ending::Close => drop(worker.spawn(refuse_all(acceptor, reign))),
         Ending::HandOver => {
-            acceptor.server.part();
+            acceptor.server.stop_reading();
             worker.spawn(finish(worker.clone(), acceptor, known));
         }
     }

@@ -415,7 +415,7 @@ async fn moves_on(
     loop {
         tokio::select! {
             why = dialled.uplink.moves_on.wait() => return why,
-            Ok(()) = doubts.changed() => dialled.uplink.ask(),
+            Ok(()) = doubts.changed() => dialled.uplink.probe(),
             changed = network.changed() => {
                 let from = host::source_towards(dialled.remote);
                 // Without any route to the peer, nothing is dialled; the next network change may bring one.

@@ -118,7 +118,7 @@ async fn connect(
         Origin { worker, listener: &listener, source: client.source, trust: &client.trust, secure: client.secure };
     let request = from_target(&origin, Kind::Tcp, &target.to_string());
     match open(worker, Some(connection), &mut near, request).await {
-        SessionOutcome::Tunnel(tunnel) => match say(&mut near, Reply::Succeeded, UNKNOWN).await {
+        SessionOutcome::Tunnel(tunnel) => match send_reply(&mut near, Reply::Succeeded, UNKNOWN).await {
             Ok(()) => session::relay(DownstreamEnd::Stream(near), *tunnel).await,
             Err(error) => tunnel.session.entry.fail(&Error::ClientGone(error.to_string())),
         },
@@ -130,14 +130,14 @@ async fn connect(
     }
 }
 
-async fn say(near: &mut ByteStream, reply: Reply, bound: SocketAddr) -> io::Result<()> {
+async fn send_reply(near: &mut ByteStream, reply: Reply, bound: SocketAddr) -> io::Result<()> {
     let mut reply = reply.encode(bound);
     std::future::poll_fn(|cx| near.poll_write(cx, &mut reply)).await?;
     std::future::poll_fn(|cx| near.poll_flush(cx)).await
 }
 
 async fn refuse(mut near: ByteStream, reply: Reply) {
-    if say(&mut near, reply, UNKNOWN).await.is_ok() {
+    if send_reply(&mut near, reply, UNKNOWN).await.is_ok() {
         linger(near).await;
     }
 }

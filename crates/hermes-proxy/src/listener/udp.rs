@@ -95,7 +95,7 @@ pub(super) async fn receive_all(
         Poll::Pending
     })
     .await;
-    flows.part(how);
+    flows.end(how);
 }
 
 impl Flows {
@@ -150,7 +150,7 @@ impl Flows {
     /// Ends the listener. Live flows continue, each on a dedicated connected socket that the kernel prefers for its
     /// source. Datagrams of live flows therefore never reach the next owner of the listener's address, and the live
     /// flows do not block that address.
-    fn part(&mut self, how: Ending) {
+    fn end(&mut self, how: Ending) {
         if self.carries_ip || matches!(self.targets, Targets::Translated(_)) {
             return self.leave_to_others(how);
         }
@@ -197,7 +197,7 @@ impl Flows {
         };
         match own.and_then(UdpSocket::from_std).map(Rc::new) {
             Ok(own) => {
-                known.queue.part(own.clone());
+                known.queue.replace_socket(own.clone());
                 self.worker.spawn(feed(self.worker.clone(), own, source, known.queue.clone()));
             }
             Err(error) => tracing::warn!(%source, %error, "a UDP flow could not be kept: its listener is gone"),

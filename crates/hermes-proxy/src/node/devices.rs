@@ -187,7 +187,7 @@ impl Node {
             match self.devices.get(name) {
                 Some(held) if held.is_there() => continue,
                 // The device was deleted. Its rules are removed before new ones of its name are added.
-                Some(lost) => tell(lost.device.set_nat(None)),
+                Some(lost) => log_failure(lost.device.set_nat(None)),
                 None => {}
             }
             let held = if let Some(queues) = self.inherited.remove(&label(name)) {
@@ -311,7 +311,7 @@ impl Node {
     pub(super) fn take_devices_back(&self) {
         for held in self.devices.values().filter(|held| held.is_there()) {
             drop(held.parting.lock().unwrap_or_else(PoisonError::into_inner).take());
-            tell(held.device.take_back());
+            log_failure(held.device.roll_back());
         }
     }
 
@@ -320,7 +320,7 @@ impl Node {
     pub(super) fn part_with_devices(&mut self) -> Vec<Vec<(Arc<str>, IdleQueue)>> {
         let mut passages: Vec<Vec<_>> = self.workers.iter().map(|_| Vec::new()).collect();
         for (name, held) in &mut self.devices {
-            held.device.net().part();
+            held.device.net().disown();
             let parting = held.parting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
             let Some(Parting { passage, told }) = parting else { continue };
             if let Err(error) = told.write(&held.device) {
@@ -497,21 +497,21 @@ impl HeldDevice {
     fn trim(&mut self, wanted: &WantedDevice) {
         let device = &self.device;
         for address in self.addresses.extract_if(|address| !wanted.addresses.contains(address)) {
-            tell(device.net().remove_address(address.into()));
+            log_failure(device.net().remove_address(address.into()));
         }
         for prefix in self.captures.extract_if(|prefix| !wanted.captures.contains(prefix)) {
-            tell(device.let_go(prefix));
+            log_failure(device.release_capture(prefix));
         }
         for pool in self.pools.extract_if(|pool| !wanted.pools.contains(pool)) {
-            tell(device.net().remove_pool(pool));
+            log_failure(device.net().remove_pool(pool));
         }
         if device.nat() != wanted.nat {
-            tell(device.set_nat(wanted.nat.as_ref()));
+            log_failure(device.set_nat(wanted.nat.as_ref()));
         }
     }
 }
 
-fn tell(result: Result<(), TunError>) {
+fn log_failure(result: Result<(), TunError>) {
     if let Err(error) = result {
         tracing::warn!(%error, "{}", error.remedy());
     }

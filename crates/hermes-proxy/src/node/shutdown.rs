@@ -40,7 +40,7 @@ impl Node {
 
     /// Undoes [`Node::handover`] because the successor was rejected; this node continues. Called again when that
     /// process has exited.
-    pub fn take_back(&self) {
+    pub fn roll_back(&self) {
         self.resting_here.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.take_devices_back();
     }

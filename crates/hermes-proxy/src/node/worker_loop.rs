@@ -151,7 +151,7 @@ impl<'w> WorkerLoop<'w> {
     fn tick(&self) {
         let worker = self.worker;
         WorkerContext::tick(worker);
-        self.quic_acceptors.tell(worker);
+        self.quic_acceptors.report_metrics(worker);
         if worker.number == 0 {
             worker.services.custody.expire();
         }
@@ -170,7 +170,7 @@ impl<'w> WorkerLoop<'w> {
             acceptor.end(how).await;
         }
         if handed {
-            worker.devices.part(worker, passages);
+            worker.devices.stop_reading(worker, passages);
             self.captures.leave(worker);
         } else {
             self.captures.end();

@@ -217,7 +217,7 @@ impl Forward<'_> {
             // An endpoint that refuses a stream is alive but busy or shutting down. The refusal counts as a failure
             // only if it ends the exchange.
             if is_last || !attempted.is_refused() {
-                self.judge(upstream, index, &attempted);
+                self.record_outcome(upstream, index, &attempted);
             }
             if goes_on {
                 went_back |= goes_back;
@@ -446,7 +446,7 @@ impl Forward<'_> {
     }
 
     /// Records the outcome for passive health checking.
-    fn judge(&self, upstream: &UpstreamState, index: usize, attempted: &AttemptOutcome) {
+    fn record_outcome(&self, upstream: &UpstreamState, index: usize, attempted: &AttemptOutcome) {
         let failed = match attempted {
             // The endpoint is healthy and limits the request rate.
             AttemptOutcome::Response(response) if self.is_rate_limited(response) => false,

@@ -65,7 +65,7 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> SessionOutco
         source: facts.source,
         trust: facts.trust.clone(),
         peer,
-        plan: contact_plan::told(&facts.headers),
+        plan: contact_plan::read_header(&facts.headers),
     };
     SessionOutcome::Tunnel(Box::new(Tunnel {
         head,

@@ -35,7 +35,7 @@ struct Parting<'a>(&'a CustodyService, ExchangeId);
 
 impl Drop for Parting<'_> {
     fn drop(&mut self) {
-        self.0.part(self.1);
+        self.0.detach(self.1);
     }
 }
 
@@ -89,7 +89,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
         office.settle_response(id, theirs, response_head(parts.status, &parts.headers));
         return until_over(office, way, id, &entry).await;
     }
-    office.take_in(id, false);
+    office.accept_local(id, false);
     let head = response_head(parts.status, &parts.headers);
     let (first, is_last) =
         if let Some(RestoredExchange { response, .. }) = resumed.filter(|resumed| resumed.response.offset > 0) {
@@ -133,7 +133,7 @@ fn may_be_done(intent: Option<Intent>, request: &Request<'_>) -> Option<&'static
 /// bytes twice.
 async fn join(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, mut tunnel: Tunnel) {
     let office = &worker.services.custody;
-    office.take_in(id, true);
+    office.accept_local(id, true);
     tunnel.session.entry.set_held(true);
     if let Err(failure) = poll_fn(|cx| office.poll_intent(cx, id)).await {
         return tunnel.session.entry.fail(&error_of(&way.peer, &failure));

@@ -112,7 +112,7 @@ impl FlowQueue {
     }
 
     /// Gives the flow a socket of its own.
-    pub fn part(&self, own: Rc<UdpSocket>) {
+    pub fn replace_socket(&self, own: Rc<UdpSocket>) {
         *self.socket.borrow_mut() = own;
         // The sender waited for the old socket.
         self.inbox.wake();

@@ -248,7 +248,7 @@ impl Relay<'_> {
                 Ok(false) => return Poll::Ready(Ok(false)),
                 Err(error) => return Poll::Ready(Err(self.far_error(&error))),
             }
-            self.said.hear(&self.down);
+            self.said.record_answers(&self.down);
             self.work += Load::work(&self.down);
         }
         let before = Load::of(&self.down);
@@ -342,7 +342,7 @@ impl Relay<'_> {
         }
         *entry.route.borrow_mut() = Some(route);
         let port = std::mem::replace(&mut self.upstream, next.port);
-        self.said.hear(&next.heard);
+        self.said.record_answers(&next.heard);
         self.down = next.heard;
         if self.old.len() == MAX_OLD {
             self.old.remove(0);

@@ -147,7 +147,7 @@ impl Tunnel {
     /// Announces to the peer how long its packets may be.
     pub(super) fn announce(&mut self, capacity: usize) {
         if std::mem::replace(&mut self.said, capacity) != capacity {
-            self.say(connect_ip::MTU, &connect_ip::mtu_payload(capacity));
+            self.send_capsule(connect_ip::MTU, &connect_ip::mtu_payload(capacity));
         }
     }
 
@@ -161,7 +161,7 @@ impl Tunnel {
     }
 
     /// Queues a capsule before anything else.
-    pub(super) fn say(&mut self, kind: u64, payload: &[u8]) {
+    pub(super) fn send_capsule(&mut self, kind: u64, payload: &[u8]) {
         capsule::put(&mut self.own, kind, payload);
     }
 
@@ -192,7 +192,7 @@ impl Tunnel {
     /// Announces this node's shutdown to the peer. Shared connections send GOAWAY instead.
     pub(super) fn say_leaving(&mut self) {
         if !self.stream.is_shared() && !std::mem::replace(&mut self.has_said_leaving, true) {
-            self.say(connect_ip::LEAVING, &[]);
+            self.send_capsule(connect_ip::LEAVING, &[]);
         }
     }
 

@@ -261,7 +261,7 @@ impl Link {
             }
             while let Poll::Ready(accepted) = accepting.as_mut().poll(cx) {
                 let Ok(recv) = accepted else { return Poll::Ready(()) };
-                streams.push(self.hear(recv));
+                streams.push(self.read_control_stream(recv));
                 accepting.set(self.connection.accept_uni());
             }
             while let Poll::Ready(Some(result)) = streams.poll_next_unpin(cx) {

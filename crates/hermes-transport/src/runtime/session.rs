@@ -433,7 +433,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let entry = &self.entry;
         self.worker.tables.sessions.borrow_mut().remove(entry.key.get());
-        entry.let_go(&self.worker.tables);
+        entry.release_all(&self.worker.tables);
         self.worker.shared.metrics.sessions_open.dec();
         if let Some(connection) = &entry.connection {
             connection.leave(&self.worker);

@@ -69,7 +69,7 @@ impl History {
     }
 
     /// Learns from an order. Returns true if anything changed.
-    pub(super) fn learn(&mut self, order: &Order) -> bool {
+    pub(super) fn record(&mut self, order: &Order) -> bool {
         let before = self.clone();
         if order.revision > self.latest && !order.proof.is_empty() {
             (self.latest, self.proof) = (order.revision, order.proof.to_vec());
@@ -98,14 +98,14 @@ impl History {
     }
 
     /// Adds the history to the first report of a conversation.
-    pub(super) fn tell(&mut self, report: &mut Report) {
+    pub(super) fn fill_report(&mut self, report: &mut Report) {
         (report.latest, report.proof) = (self.latest, Bytes::copy_from_slice(&self.proof));
         self.rest = Some(0);
-        self.tell_rest(report);
+        self.fill_further_report(report);
     }
 
     /// Adds the next keys to a report.
-    pub(super) fn tell_rest(&mut self, report: &mut Report) {
+    pub(super) fn fill_further_report(&mut self, report: &mut Report) {
         let Some(from) = self.rest.take() else { return };
         let told = self.revoked.iter().skip(from).take(MAX_REPORTED).map(|kept| Revocation {
             node: kept.node.clone(),
@@ -176,13 +176,13 @@ mod tests {
         // A second conversation begins anew.
         for _ in 0..2 {
             let mut report = Report::default();
-            history.tell(&mut report);
+            history.fill_report(&mut report);
             let mut told = report.revoked;
             let mut more = report.more;
             while more {
                 assert!(history.has_rest());
                 let mut report = Report::default();
-                history.tell_rest(&mut report);
+                history.fill_further_report(&mut report);
                 assert!(report.revoked.len() <= MAX_REPORTED);
                 told.extend(report.revoked);
                 more = report.more;

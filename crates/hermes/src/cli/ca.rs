@@ -86,12 +86,12 @@ impl Ca {
         };
         let Options { json, access } = options;
         let answer = block_on(access.get(method, path, body))?;
-        super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
+        super::print(&if json { format!("{answer}\n") } else { render(&answer) })?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn told(answer: &Value) -> String {
+fn render(answer: &Value) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
     for (key, word) in [("signs", "signs"), ("next", "is to sign"), ("leaving", "has signed before")] {

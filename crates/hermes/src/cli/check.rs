@@ -39,7 +39,7 @@ impl Check {
             let files = match document::listed(std::slice::from_ref(named)) {
                 Ok(files) => files,
                 Err(error) => {
-                    self.tell(&mut text, named, "error", &unreadable(&error));
+                    self.write_fault(&mut text, named, "error", &unreadable(&error));
                     failed = true;
                     continue;
                 }
@@ -49,7 +49,7 @@ impl Check {
                     Ok(document) if overlay::is_overlay(&document) => !whole.add(file, document),
                     Ok(document) => !self.check(file, &document, &mut text),
                     Err(error) => {
-                        self.tell(&mut text, file, "error", &unreadable(&error));
+                        self.write_fault(&mut text, file, "error", &unreadable(&error));
                         true
                     }
                 };
@@ -76,14 +76,20 @@ impl Check {
             let document = fault.key.as_ref().map(ToString::to_string);
             let read = || Positions::read(texts.get(file).map(String::as_str).unwrap_or_default());
             let position = overlay::position(positions.entry(file).or_insert_with(read), fault, 0);
-            self.tell_of(text, file, document.as_deref(), "error", &Located { position, problem: said(fault) });
+            self.write_fault_of(text, file, document.as_deref(), "error", &Located { position, problem: said(fault) });
         }
         for warning in compiled.as_ref().into_iter().flatten() {
             let file = warning.key.as_ref().and_then(|key| files.get(key)).unwrap_or(&first);
             let document = warning.key.as_ref().map(ToString::to_string);
             let read = || Positions::read(texts.get(file).map(String::as_str).unwrap_or_default());
             let position = overlay::position(positions.entry(file).or_insert_with(read), warning, 0);
-            self.tell_of(text, file, document.as_deref(), "warning", &Located { position, problem: said(warning) });
+            self.write_fault_of(
+                text,
+                file,
+                document.as_deref(),
+                "warning",
+                &Located { position, problem: said(warning) },
+            );
         }
         if is_good && !files.is_empty() && !self.json {
             let count = |kind: Kind| catalog.iter().filter(|resource| resource.key.kind == kind).count();
@@ -116,7 +122,7 @@ impl Check {
             }
         };
         for (level, list) in [("error", &problems), ("warning", &warnings)] {
-            list.iter().for_each(|problem| self.tell(text, file, level, problem));
+            list.iter().for_each(|problem| self.write_fault(text, file, level, problem));
         }
         if let Some(summary) = summary.as_ref().filter(|_| !self.json) {
             let _ = writeln!(text, "{}: ok, {summary}", file.display());
@@ -124,11 +130,11 @@ impl Check {
         summary.is_some()
     }
 
-    fn tell(&self, text: &mut String, file: &Path, level: &str, located: &Located) {
-        self.tell_of(text, file, None, level, located);
+    fn write_fault(&self, text: &mut String, file: &Path, level: &str, located: &Located) {
+        self.write_fault_of(text, file, None, level, located);
     }
 
-    fn tell_of(&self, text: &mut String, file: &Path, document: Option<&str>, level: &str, located: &Located) {
+    fn write_fault_of(&self, text: &mut String, file: &Path, document: Option<&str>, level: &str, located: &Located) {
         let Located { position, problem } = located;
         let Problem { path, message } = problem;
         // Writing to a String cannot fail.

@@ -82,7 +82,7 @@ impl Doctor {
             Some(config) => of_document(&mut report, config)?,
             None => Needs::default(),
         };
-        needs.look(&mut report);
+        needs.inspect(&mut report);
         super::print(&report.text)?;
         Ok(if report.faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

@@ -138,7 +138,7 @@ impl Explain {
     /// Explains the decision at every node on the path.
     fn along(&self) -> anyhow::Result<ExitCode> {
         let hops = path::follow(self)?;
-        let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { path::told(&hops) };
+        let text = if self.json { serde_json::to_string_pretty(&hops)? + "\n" } else { path::render(&hops) };
         super::print(&text)?;
         Ok(hops.last().map_or(ExitCode::SUCCESS, |last| status(&last.explanation)))
     }

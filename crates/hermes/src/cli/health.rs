@@ -80,14 +80,14 @@ impl Health {
             }
         };
         let Some(address) = address else { anyhow::bail!("say where: --state, --config or --admin") };
-        let (is_well, said) = ask(address, path).with_context(|| format!("the admin endpoint at {address}"))?;
+        let (is_well, said) = query(address, path).with_context(|| format!("the admin endpoint at {address}"))?;
         super::print(&format!("{said}\n"))?;
         Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 /// Requests a path, and returns whether the status is 200, with the body.
-fn ask(address: SocketAddr, path: &str) -> anyhow::Result<(bool, String)> {
+fn query(address: SocketAddr, path: &str) -> anyhow::Result<(bool, String)> {
     // A node that listens on all addresses is reached on loopback.
     let address = match address.ip() {
         ip if !ip.is_unspecified() => address,

@@ -12,7 +12,7 @@ use hermes_model::document::scalar::HumanDuration;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::overlay::{WAIT, change, told};
+use super::overlay::{WAIT, change, render_outcome};
 use crate::deploy::{Infrastructure as _, Machine, On, Placement};
 use crate::kubernetes::{self, ManifestOptions};
 use crate::operator::{Access, OperatorFile, block_on};
@@ -154,7 +154,7 @@ impl Node {
         match self.command {
             NodeCommand::List { json, access } => list(&access, json),
             NodeCommand::Drain(Drain { node, undo: true, access, .. }) => {
-                super::print(&told(&set_draining(&access, &node, false)?, false))?;
+                super::print(&render_outcome(&set_draining(&access, &node, false)?, false))?;
                 Ok(ExitCode::SUCCESS)
             }
             NodeCommand::Drain(Drain { node, timeout, access, .. }) => {
@@ -264,7 +264,7 @@ fn state(node: &Value) -> String {
 }
 
 fn exec_config(access: &Access, node: &Name, json: bool) -> anyhow::Result<ExitCode> {
-    let answer = look(access, node, "")?;
+    let answer = status(access, node, "")?;
     if json {
         super::print(&format!("{answer}\n"))?;
         return Ok(ExitCode::SUCCESS);
@@ -294,8 +294,8 @@ fn deploy(at: &At, controller: Option<String>, placing: &ManifestOptions) -> any
 /// Starts a node on a machine.
 fn start(at: &At, access: &Access, node: &Name, machine: &Machine, controller: &str) -> anyhow::Result<()> {
     let controller = controller.to_owned();
-    if is(&look(access, node, "")?, "draining") {
-        super::print(&told(&set_draining(access, node, false)?, false))?;
+    if is(&status(access, node, "")?, "draining") {
+        super::print(&render_outcome(&set_draining(access, node, false)?, false))?;
     }
     let token = token(access, node, at.timeout.0.as_secs().max(60))?;
     let directory = at.directory(node);
@@ -304,11 +304,11 @@ fn start(at: &At, access: &Access, node: &Name, machine: &Machine, controller: &
     }
     let started = Instant::now();
     loop {
-        let answer = look(access, node, "")?;
+        let answer = status(access, node, "")?;
         if is(&answer, "connected") && is(&answer, "current") {
             return super::print(&format!("node {node} is there: {}\n", state(&answer)));
         }
-        anyhow::ensure!(machine.look(&directory)?, "node {node} has ended; {directory}/log there says why");
+        anyhow::ensure!(machine.is_running(&directory)?, "node {node} has ended; {directory}/log there says why");
         anyhow::ensure!(
             started.elapsed() < at.timeout.0,
             "node {node} runs, and is {} after {:?}; {directory}/log there says why",
@@ -331,7 +331,7 @@ fn token(access: &Access, node: &Name, life: u64) -> anyhow::Result<String> {
 
 /// Returns the manifest's view of a node: its document, and how others dial it.
 fn for_kubernetes(access: &Access, node: &Name, with_token: bool) -> anyhow::Result<kubernetes::Node> {
-    let mut answer = look(access, node, "")?;
+    let mut answer = status(access, node, "")?;
     let document = serde_json::from_value(answer["document"].take())?;
     let path = format!("/v1/documents/{}", Key::node(node));
     let mut found = block_on(access.get(Method::GET, &path, Vec::new()))?;
@@ -350,7 +350,7 @@ fn undeploy(at: &At, access: &Access, now: bool) -> anyhow::Result<()> {
         match &at.on {
             On::Machine(machine) => {
                 let (machine, directory) = (machine.clone().with_ssh_config(at.ssh_config.clone()), at.directory(node));
-                if !now && machine.look(&directory)? {
+                if !now && machine.is_running(&directory)? {
                     drain(access, node, at.timeout.0)?;
                 }
                 machine.take(&directory, at.timeout.0)?;
@@ -369,7 +369,7 @@ fn undeploy(at: &At, access: &Access, now: bool) -> anyhow::Result<()> {
 }
 
 /// Returns the status of a node.
-fn look(access: &Access, node: &Name, query: &str) -> anyhow::Result<Value> {
+fn status(access: &Access, node: &Name, query: &str) -> anyhow::Result<Value> {
     block_on(access.get(Method::GET, &format!("/v1/nodes/{node}{query}"), Vec::new()))
 }
 
@@ -389,13 +389,13 @@ fn set_draining(access: &Access, node: &Name, draining: bool) -> anyhow::Result<
 /// The node still has sessions after the timeout, or is unreachable.
 fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> {
     let started = Instant::now();
-    super::print(&told(&set_draining(access, node, true)?, false))?;
+    super::print(&render_outcome(&set_draining(access, node, true)?, false))?;
     let (mut said, mut has_warned) = (None, false);
     loop {
         let left = timeout.saturating_sub(started.elapsed());
         let wait = left.min(NEWS).as_millis();
         let unless = said.map(|sessions: u64| format!("&sessions={sessions}")).unwrap_or_default();
-        let answer = look(access, node, &format!("?wait={wait}{unless}"))?;
+        let answer = status(access, node, &format!("?wait={wait}{unless}"))?;
         let sessions = answer["sessions"].as_u64().unwrap_or_default();
         if !is(&answer, "connected") {
             anyhow::bail!(

@@ -74,7 +74,7 @@ impl Operator {
             }
             OperatorCommand::List(Options { json, access }) => {
                 let answer = block_on(access.get(Method::GET, "/v1/operators", Vec::new()))?;
-                super::print(&if json { format!("{answer}\n") } else { told(&answer) })?;
+                super::print(&if json { format!("{answer}\n") } else { render(&answer) })?;
             }
             OperatorCommand::Remove { name, provider, access } => {
                 let whose = provider.map(|provider| format!("?provider={provider}")).unwrap_or_default();
@@ -95,7 +95,7 @@ fn is_local(controller: &str) -> bool {
 }
 
 /// Formats one line for each operator.
-fn told(answer: &Value) -> String {
+fn render(answer: &Value) -> String {
     let line = |operator: &Value| {
         let name = operator["name"].as_str().unwrap_or_default();
         let whose = operator["provider"].as_str().map_or("all".to_owned(), |provider| format!("those of {provider}"));

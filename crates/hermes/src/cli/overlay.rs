@@ -156,7 +156,7 @@ impl Documents {
         let texts = Texts::read(&self.files)?;
         let stream = texts.joined();
         let path = if self.prune { format!("{path}&prune=true") } else { path.to_owned() };
-        let answer = block_on(self.access.ask(Method::POST, &path, stream.clone().into_bytes()))?;
+        let answer = block_on(self.access.send_request(Method::POST, &path, stream.clone().into_bytes()))?;
         let mut answer = answer.or_refused_at(texts.place())?;
         if is_dry && answer["changed"].as_array().is_some_and(|changed| !changed.is_empty()) {
             answer["fields"] = fields(&self.access, &answer, &stream)?;
@@ -264,13 +264,13 @@ fn outcome(answer: &Value, is_dry: bool, json: bool) -> anyhow::Result<ExitCode>
     let is_refused = |node: &Value| node["state"] == "refused";
     let nodes = answer["nodes"].as_object();
     let has_refused = nodes.is_some_and(|nodes| nodes.values().any(is_refused));
-    super::print(&if json { format!("{answer}\n") } else { told(answer, is_dry) })?;
+    super::print(&if json { format!("{answer}\n") } else { render_outcome(answer, is_dry) })?;
     let is_rolled_back = answer["rolled-back"].is_string();
     Ok(if has_refused || is_rolled_back { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Formats the outcome of a change.
-pub(super) fn told(answer: &Value, is_dry: bool) -> String {
+pub(super) fn render_outcome(answer: &Value, is_dry: bool) -> String {
     let mut text = String::new();
     let mut count = 0;
     // Writing to a String cannot fail.

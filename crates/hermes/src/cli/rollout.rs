@@ -35,12 +35,12 @@ impl Rollout {
         };
         let answer = block_on(access.get(method, "/v1/rollout", Vec::new()))?;
         let done = if is_finish { "all nodes have it; " } else { "" };
-        super::print(&if json { format!("{answer}\n") } else { done.to_owned() + &told(&answer) })?;
+        super::print(&if json { format!("{answer}\n") } else { done.to_owned() + &render(&answer) })?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn told(answer: &Value) -> String {
+fn render(answer: &Value) -> String {
     let mut text = match answer["of"].as_u64() {
         None => "nothing goes out in waves now\n".to_owned(),
         Some(of) => {

@@ -137,9 +137,9 @@ impl Session {
     }
 
     /// Handles a request. Returns a verdict if the request completes or rejects an update.
-    pub(crate) fn hear(&mut self, kind: Kind, heard: XdsRequest) -> Option<UpdateOutcome> {
+    pub(crate) fn receive(&mut self, kind: Kind, heard: XdsRequest) -> Option<UpdateOutcome> {
         let subscription = &mut self.kinds[kind as usize];
-        subscription.ask(&heard, kind);
+        subscription.update(&heard, kind);
         if heard.nonce.is_empty() {
             return None;
         }
@@ -227,7 +227,7 @@ impl Session {
 }
 
 impl Subscription {
-    fn ask(&mut self, heard: &XdsRequest, kind: Kind) {
+    fn update(&mut self, heard: &XdsRequest, kind: Kind) {
         let is_first = self.names.is_none();
         let mut names = self.names.take().unwrap_or_default();
         if is_first {

@@ -157,9 +157,9 @@ pub(crate) async fn serve<F: XdsVariant>(
         requests,
         presence,
     };
-    serving.presence.hear(&serving.report);
+    serving.presence.update(&serving.report);
     serving.aim()?;
-    serving.hear(first);
+    serving.receive(first);
     Ok(Response::new(unfold(serving, async |mut serving| {
         let item = serving.next().await?;
         serving.is_ended = item.is_err();
@@ -204,7 +204,7 @@ impl<F: XdsVariant> Serving<F> {
             }
             tokio::select! {
                 request = self.requests.message() => match request {
-                    Ok(Some(request)) => self.hear(request),
+                    Ok(Some(request)) => self.receive(request),
                     Ok(None) | Err(_) => return None,
                 },
                 changed = async { tokio::select! {
@@ -221,16 +221,16 @@ impl<F: XdsVariant> Serving<F> {
         }
     }
 
-    fn hear(&mut self, request: F::Request) {
+    fn receive(&mut self, request: F::Request) {
         let Some(kind) = F::kind(&request) else { return };
-        let Some(verdict) = self.session.hear(kind, F::heard(request)) else { return };
+        let Some(verdict) = self.session.receive(kind, F::heard(request)) else { return };
         let goal = self.session.goal();
         match verdict {
             UpdateOutcome::Runs => (self.report.running, self.report.refused) = (goal.digest.clone(), String::new()),
             UpdateOutcome::Refused(why) => self.report.refused = why,
         }
         self.report.tried = goal.revision;
-        self.presence.hear(&self.report);
+        self.presence.update(&self.report);
     }
 
     /// Issues revocation lists only if their content changes: new bytes would make Envoy close all connections.
@@ -287,7 +287,7 @@ impl<F: XdsVariant> Serving<F> {
             // The Envoy keeps its resources: another version of the controller accepted this document.
             Err(why) => {
                 (self.report.refused, self.report.tried) = (why, revision);
-                self.presence.hear(&self.report);
+                self.presence.update(&self.report);
             }
         }
         Ok(())

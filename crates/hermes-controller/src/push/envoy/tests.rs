@@ -21,13 +21,13 @@ fn goal(revision: u64, clusters: &[&str], routes: &str) -> WantedResources {
 
 fn ask(session: &mut Session, kind: Kind, is_sotw: bool) {
     let subscribe = if kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
-    assert_eq!(session.hear(kind, XdsRequest { subscribe, is_sotw, ..XdsRequest::default() }), None);
+    assert_eq!(session.receive(kind, XdsRequest { subscribe, is_sotw, ..XdsRequest::default() }), None);
 }
 
 /// Acknowledges a response, as an Envoy does.
 fn take(session: &mut Session, said: &XdsResponse, is_sotw: bool) -> Option<UpdateOutcome> {
     let subscribe = if is_sotw && said.kind == Kind::Routes { vec!["overlay".to_owned()] } else { Vec::new() };
-    session.hear(said.kind, XdsRequest { nonce: said.nonce.clone(), subscribe, is_sotw, ..XdsRequest::default() })
+    session.receive(said.kind, XdsRequest { nonce: said.nonce.clone(), subscribe, is_sotw, ..XdsRequest::default() })
 }
 
 fn names(said: &XdsResponse) -> Vec<&str> {
@@ -78,9 +78,9 @@ fn what_is_refused_is_told_once_and_not_sent_again() {
     let said = session.next().unwrap();
     // A rejection of an earlier response does not count.
     let old = XdsRequest { nonce: "0".to_owned(), refused: Some("old".to_owned()), ..XdsRequest::default() };
-    assert_eq!(session.hear(Kind::Routes, old), None);
+    assert_eq!(session.receive(Kind::Routes, old), None);
     let no = XdsRequest { nonce: said.nonce, refused: Some("no".to_owned()), ..XdsRequest::default() };
-    assert_eq!(session.hear(Kind::Routes, no), Some(UpdateOutcome::Refused("no".to_owned())));
+    assert_eq!(session.receive(Kind::Routes, no), Some(UpdateOutcome::Refused("no".to_owned())));
     assert_eq!(session.next(), None);
     session.aim(goal(3, &["a", "b"], "3"));
     let said = session.next().unwrap();
@@ -92,7 +92,7 @@ fn what_is_refused_is_told_once_and_not_sent_again() {
 fn an_envoy_that_comes_back_is_sent_what_differs() {
     let mut session = Session::new(goal(2, &["b", "c"], "2"));
     let has = BTreeMap::from([("a".to_owned(), "1".to_owned()), ("b".to_owned(), "1".to_owned())]);
-    session.hear(Kind::Clusters, XdsRequest { has, ..XdsRequest::default() });
+    session.receive(Kind::Clusters, XdsRequest { has, ..XdsRequest::default() });
     let said = session.next().unwrap();
     assert_eq!(said.changed.keys().collect::<Vec<_>>(), ["c"]);
     assert!(said.removed.is_empty(), "its routes may need it yet");

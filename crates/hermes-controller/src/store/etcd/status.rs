@@ -112,7 +112,7 @@ impl Etcd {
         const WHAT: &str = "follow other controllers";
         let (from, to) = (Bytes::from(self.words()), after_last(&self.words()));
         let all = RangeRequest { range_end: to.clone(), ..RangeRequest::of(from.clone()) };
-        let range: RangeResponse = self.ask(WHAT, message::RANGE, all).await?;
+        let range: RangeResponse = self.call(WHAT, message::RANGE, all).await?;
         let mut words = Vec::new();
         for kv in &range.kvs {
             words.extend(self.word(kv, true).await);
@@ -144,11 +144,14 @@ impl Etcd {
 }
 
 impl StatusExchange for Etcd {
-    fn say(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn publish_status(&self, said: Vec<StatusUpdate>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.say_now(said))
     }
 
-    fn hear<'s>(&'s self, hear: &'s (dyn Fn(StatusEvent) + Send + Sync)) -> BoxFuture<'s, Result<(), StoreError>> {
+    fn watch_status<'s>(
+        &'s self,
+        hear: &'s (dyn Fn(StatusEvent) + Send + Sync),
+    ) -> BoxFuture<'s, Result<(), StoreError>> {
         Box::pin(self.hear_now(hear))
     }
 }

@@ -35,7 +35,7 @@ impl ProbeConnection {
     ///
     /// # Errors
     /// The connection ended.
-    pub(super) async fn ask(&mut self) -> Result<(), String> {
+    pub(super) async fn probe(&mut self) -> Result<(), String> {
         let Self { connection, ping, .. } = self;
         tokio::select! {
             pong = ping.ping(Ping::opaque()) => pong.map(drop).map_err(|error| error.to_string()),

@@ -76,7 +76,7 @@ impl Connected {
     ///
     /// # Errors
     /// The reason, for the log.
-    pub(super) async fn ask(self, host: &str, path: Option<&str>) -> Result<Option<StatusCode>, String> {
+    pub(super) async fn probe(self, host: &str, path: Option<&str>) -> Result<Option<StatusCode>, String> {
         let status = match path {
             Some(path) => get(&self.connection, host, path).await.map(Some),
             None => Ok(None),

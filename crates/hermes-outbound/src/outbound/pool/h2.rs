@@ -109,7 +109,7 @@ impl Pool {
             if standing.protocol == UpstreamProtocol::H3 && !shared.is_going() && !self.retired.get() {
                 self.try_quic_again(worker, &standing.spec());
             }
-            let Ok(seen) = acks.look() else { continue };
+            let Ok(seen) = acks.state() else { continue };
             // Data sent after the previous check is not overdue yet.
             let is_owed = seen.waiting_for.is_some_and(|silence| silence >= PATH_CHECK_INTERVAL);
             // A peer confirms a closed window now and then, which acknowledges none of the waiting data.

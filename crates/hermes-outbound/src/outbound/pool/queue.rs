@@ -81,13 +81,13 @@ impl Queue {
             let mut waiting = self.waiting.borrow_mut();
             let Some(waiter) = next(&waiting).and_then(|at| waiting.remove(at)) else { return };
             drop(waiting);
-            if self.give(waiter) {
+            if self.hand_turn(waiter) {
                 return;
             }
         }
     }
 
-    fn give(&self, waiter: Waiting) -> bool {
+    fn hand_turn(&self, waiter: Waiting) -> bool {
         let is_given = waiter.turn.send(()).is_ok();
         self.turns.set(self.turns.get() + usize::from(is_given));
         is_given
@@ -102,7 +102,7 @@ impl Queue {
         // Skips waiters that gave up.
         loop {
             let Some(waiter) = self.waiting.borrow_mut().pop_front() else { return false };
-            if self.give(waiter) {
+            if self.hand_turn(waiter) {
                 return true;
             }
         }

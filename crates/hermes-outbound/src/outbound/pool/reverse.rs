@@ -25,7 +25,7 @@ use super::queue::Permit;
 use super::shared::{Lease, SharedConnection, SharedProtocol};
 use super::{ConnectSpec, Leased, Pool};
 use crate::outbound::Outbound;
-use crate::outbound::client_stream::{Head, ask};
+use crate::outbound::client_stream::{Head, send_request};
 use crate::reverse::{ACCEPTOR_PROBE_INTERVAL, ConnectionSlot, Keepalive, Liveness, Probe, ReversePeer};
 use hermes_transport::error::{Error, NO_CONNECTION, NO_SETTINGS};
 use hermes_transport::h3::Link;
@@ -171,7 +171,7 @@ fn broken(peer: Arc<str>, error: &StreamError) -> Error {
 
 /// The response head for a request without a body.
 async fn answer_of(worker: &Rc<Outbound>, lease: &Lease, request: Request<()>) -> Result<Response<()>, StreamError> {
-    let (mut answer, _stream) = ask(worker, lease, request, true).await?;
+    let (mut answer, _stream) = send_request(worker, lease, request, true).await?;
     std::future::poll_fn(|cx| {
         loop {
             match ready!(answer.poll(cx))? {

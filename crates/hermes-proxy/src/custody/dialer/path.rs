@@ -20,8 +20,8 @@ impl Path {
     }
 
     /// Returns whether unacknowledged bytes were lost in an outage, and whether there are any.
-    pub(crate) fn look(&mut self) -> (bool, bool) {
-        let Ok(seen) = self.acks.look() else { return (true, true) };
+    pub(crate) fn state(&mut self) -> (bool, bool) {
+        let Ok(seen) = self.acks.state() else { return (true, true) };
         if seen.owed_for.is_none() {
             self.owed = None;
             return (false, false);
@@ -40,7 +40,7 @@ impl Path {
     /// Ready when the path is down.
     pub(crate) async fn darkness(&mut self) {
         let mut look = tokio::time::interval(BEACON);
-        while !self.look().0 {
+        while !self.state().0 {
             look.tick().await;
         }
     }

@@ -56,7 +56,7 @@ impl ReportState {
         !self.is_told && self.at.is_none_or(|at| now.saturating_duration_since(at) >= EQUAL_LOG_INTERVAL)
     }
 
-    fn tell(&mut self, now: Instant) {
+    fn record(&mut self, now: Instant) {
         *self = Self { is_told: true, at: Some(now) };
     }
 }
@@ -79,24 +79,24 @@ impl Wait {
         self.failed(why);
         let reason = self.reasons.iter_mut().find(|reason| *reason.why == *why);
         let due = reason.filter(|reason| reason.told.may_be(now));
-        due.map(|reason| reason.told.tell(now)).is_some()
+        due.map(|reason| reason.told.record(now)).is_some()
     }
 
     /// The line that is due now, for this number of waiting exchanges.
-    pub(crate) fn look(&mut self, now: Instant, exchanges: usize) -> Option<LogEvent> {
+    pub(crate) fn due(&mut self, now: Instant, exchanges: usize) -> Option<LogEvent> {
         let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
         if exchanges == 0 || waited < FIRST_LOG_AFTER {
             return None;
         }
         if let Some(reason) = self.reasons.iter_mut().find(|reason| reason.is_current && reason.told.may_be(now)) {
-            reason.told.tell(now);
+            reason.told.record(now);
             return Some(LogEvent::No(reason.why.clone()));
         }
         let is_silent = !self.reasons.iter().any(|reason| reason.is_current);
         if waited < SILENCE_LOG_AFTER || !is_silent || !self.silence.may_be(now) {
             return None;
         }
-        self.silence.tell(now);
+        self.silence.record(now);
         Some(LogEvent::Silence)
     }
 
@@ -127,7 +127,7 @@ mod tests {
     fn said(wait: &mut Wait, from: Instant, seconds: std::ops::Range<u64>, why: Option<&str>) -> Vec<(u64, LogEvent)> {
         let look = |second| {
             why.map(|why| wait.failed(why));
-            wait.look(from + Duration::from_secs(second), 1).map(|line| (second, line))
+            wait.due(from + Duration::from_secs(second), 1).map(|line| (second, line))
         };
         seconds.filter_map(look).collect()
     }
@@ -166,7 +166,7 @@ mod tests {
     fn where_nobody_waits_nothing_is_said() {
         let (mut wait, begin) = (Wait::default(), Instant::now());
         for second in 0..100 {
-            assert_eq!(wait.look(begin + Duration::from_secs(second), 0), None);
+            assert_eq!(wait.due(begin + Duration::from_secs(second), 0), None);
         }
         wait.unwanted();
         assert_eq!(said(&mut wait, begin, 100..129, None), [], "who comes now has not waited yet");

@@ -123,7 +123,7 @@ impl CustodyBody {
                 Err(error) => return Poll::Ready(Some(Err(self.malformed(&error.to_string())))),
             }
             if !std::mem::replace(&mut self.is_taken_in, true) {
-                self.office.take_in(self.id, false);
+                self.office.accept_local(self.id, false);
             }
             let read = self.office.poll_read(cx, self.id, self.part, READ);
             if let Some(entry) = self.entry.get() {
@@ -236,7 +236,7 @@ impl Drop for CustodyBody {
                 if !self.is_done {
                     self.office.fail(self.id, 499, "its client is gone");
                 }
-                self.office.part(self.id);
+                self.office.detach(self.id);
             }
             None => {}
         }

@@ -51,7 +51,7 @@ pub(super) fn answer(
         return response;
     }
     let part = match total {
-        Some(total) if !ask.is_head => ask.part(head, total),
+        Some(total) if !ask.is_head => ask.requested_range(head, total),
         _ => Resolved::Whole,
     };
     let range = match (part, total) {

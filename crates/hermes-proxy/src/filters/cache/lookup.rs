@@ -120,7 +120,7 @@ impl CacheRequest<'_> {
         loop {
             let now = millis();
             let may_wait = waits < MAX_FLIGHT_WAITS && !next.bypasses_session();
-            let found = self.cache.look(&self.ask, now, may_wait);
+            let found = self.cache.lookup(&self.ask, now, may_wait);
             if self.ask.says.only_if_cached && !matches!(found, LookupResult::Hit(_)) {
                 return Ok(self.not_there());
             }
@@ -277,7 +277,7 @@ impl CacheRequest<'_> {
                         Err(NotStorable::ForOne) => {}
                     }
                 }
-                _ => return Ok(self.take_in(asking, response, stored.as_ref(), times, miss, lead)),
+                _ => return Ok(self.receive(asking, response, stored.as_ref(), times, miss, lead)),
             }
             // The stored response belongs to another representation or was removed, so the client's own request is
             // sent.

@@ -105,7 +105,7 @@ impl CacheRequest<'_> {
     }
 
     /// Passes on a response of the origin, and stores it if permitted.
-    pub(super) fn take_in(
+    pub(super) fn receive(
         &self,
         forward: &Forward<'_>,
         mut response: Response<Body>,

@@ -184,7 +184,7 @@ impl ResumableBody {
                             Err(Error::NoProgress(self.patience(true)))
                         }
                     };
-                    self.go_on(asked)?;
+                    self.continue_with(asked)?;
                 }
             }
         }
@@ -303,7 +303,7 @@ impl ResumableBody {
     }
 
     /// Continues with the response to a request for the rest.
-    fn go_on(&mut self, asked: Result<Response<Body>, Error>) -> Result<(), Error> {
+    fn continue_with(&mut self, asked: Result<Response<Body>, Error>) -> Result<(), Error> {
         let response = match asked {
             Ok(response) => response,
             Err(error) => {
@@ -317,7 +317,7 @@ impl ResumableBody {
         let peer = self.peer();
         let broken = |reason: String| Error::Broken { peer, reason, unprocessed: false };
         let answer = ResponseHead::read(&parts, SystemTime::now());
-        match self.rest.judge(&answer) {
+        match self.rest.assess(&answer) {
             ResumeOutcome::Behind(skip) => {
                 if let Some(session) = &*self.session.borrow() {
                     body.bind(session);

@@ -91,7 +91,7 @@ impl Devices {
 
     /// Stops reading, because the successor process reads from now on. It forwards packets without a session there
     /// through these queues, and gets those without a session here back.
-    pub(crate) fn part(&self, worker: &Rc<WorkerContext>, passages: Vec<(Arc<str>, IdleQueue)>) {
+    pub(crate) fn stop_reading(&self, worker: &Rc<WorkerContext>, passages: Vec<(Arc<str>, IdleQueue)>) {
         // Devices that no document names are not handed over, and remain read for their last sessions.
         for local in self.here.borrow().values().filter(|local| !local.device.net.is_ours()) {
             local.end_reading();

@@ -28,7 +28,7 @@ const MAX_ADDRESS_ATTEMPTS: usize = 8;
 
 impl End {
     /// Handles a capsule of the peer.
-    pub(super) fn hear(&mut self, worker: &WorkerContext, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
+    pub(super) fn receive(&mut self, worker: &WorkerContext, kind: u64, payload: Bytes) -> Result<(), ConnectIpError> {
         match kind {
             connect_ip::ADDRESS_REQUEST => {
                 let wanted = connect_ip::parse_address_request(payload)?;
@@ -98,7 +98,7 @@ impl End {
             }
             // A client must not cause more searches than it can get addresses.
             let has_room = self.assigned.len() < MAX_ADDRESSES && self.refused.len() < unheard + MAX_ADDRESSES;
-            match if has_room { self.give(*prefix) } else { None } {
+            match if has_room { self.assign_requested(*prefix) } else { None } {
                 Some(prefix) => {
                     // The same address requested again, under another ID.
                     self.assigned.retain(|before| before.prefix != prefix);
@@ -116,11 +116,11 @@ impl End {
         let mut payload = BytesMut::new();
         connect_ip::put_addresses(&self.assigned, &mut payload);
         connect_ip::put_addresses(&self.refused, &mut payload);
-        self.say(connect_ip::ADDRESS_ASSIGN, payload);
+        self.send_capsule(connect_ip::ADDRESS_ASSIGN, payload);
     }
 
     /// Assigns a prefix for the requested one; `None` if refused.
-    fn give(&mut self, wanted: Prefix) -> Option<Prefix> {
+    fn assign_requested(&mut self, wanted: Prefix) -> Option<Prefix> {
         let Side::Gives { gateway, owner, .. } = &self.side else { return None };
         let (gateway, owner) = (gateway.clone(), owner.clone());
         let net = IpNet::new(wanted.address(), wanted.length()).ok()?;

@@ -31,7 +31,7 @@ impl End {
             Some(inner) => inner.outwards(packet, header),
             None => (self.cited_outwards(packet, &header), header),
         };
-        match self.rules.judge(Direction::Out, &packet, &header, self.mtu) {
+        match self.rules.verdict(Direction::Out, &packet, &header, self.mtu) {
             Verdict::Pass => batch.datagrams.push_back(clamped(packet, &header, self.mtu)),
             Verdict::Cut(mtu) => {
                 let fragments = ip::fragment(&packet, &header, mtu);
@@ -108,7 +108,7 @@ impl End {
             worker.shared.metrics.dropped("malformed-packet", 1);
             return false;
         };
-        let Verdict::Drop(reason, trouble) = self.rules.judge(Direction::In, packet, &header, capsule::MAX_PACKET)
+        let Verdict::Drop(reason, trouble) = self.rules.verdict(Direction::In, packet, &header, capsule::MAX_PACKET)
         else {
             return true;
         };

@@ -17,7 +17,7 @@ use hermes_model::facts::Kind;
 use hermes_net::udp::{self, UdpSocket};
 use hermes_wire::socks5::{self, Host, Reply, Socks5Error, Target};
 
-use super::{refuse, say};
+use super::{refuse, send_reply};
 use crate::listener::flow_table::{self, FlowTable};
 use crate::listener::http::Client;
 use crate::listener::open;
@@ -57,7 +57,7 @@ pub(super) async fn serve(
     let place = Rc::new(AssociationSlot(connection.clone()));
     share.is_held_by(&place);
     let Ok(bound) = socket.local_addr() else { return };
-    if say(&mut near, Reply::Succeeded, bound).await.is_err() {
+    if send_reply(&mut near, Reply::Succeeded, bound).await.is_err() {
         return;
     }
     connection.is_shared.set(true);

@@ -85,7 +85,7 @@ impl AdvertisedState {
         if kind == connect_ip::ADDRESS_REQUEST {
             // A malformed capsule ends the flow at the tunnel.
             let wanted = connect_ip::parse_address_request(payload.clone()).unwrap_or_default();
-            let forgotten = wanted.into_iter().filter(|wanted| !self.ask(*wanted)).count();
+            let forgotten = wanted.into_iter().filter(|wanted| !self.record_request(*wanted)).count();
             return forgotten == 0;
         }
         self.whole.retain(|(said, _)| *said != kind);
@@ -97,7 +97,7 @@ impl AdvertisedState {
         fits
     }
 
-    fn ask(&mut self, wanted: Address) -> bool {
+    fn record_request(&mut self, wanted: Address) -> bool {
         self.asked.retain(|before| !before.gives_way_to(&wanted));
         let fits = self.asked.len() < MAX_ADDRESS_REQUESTS;
         if !fits {
@@ -108,7 +108,7 @@ impl AdvertisedState {
     }
 
     /// Notes the upstream's answers.
-    pub(super) fn hear(&mut self, batch: &Batch) {
+    pub(super) fn record_answers(&mut self, batch: &Batch) {
         for address in assigned(batch).flatten() {
             let asked = self.asked.iter_mut().find(|asked| asked.wanted.request == address.request);
             if let Some(asked) = asked {
@@ -208,7 +208,7 @@ mod tests {
 
     fn answers(said: &mut AdvertisedState, given: &[Address]) {
         let capsules = [Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload: payload(given) }].into();
-        said.hear(&Batch { capsules, ..Batch::default() });
+        said.record_answers(&Batch { capsules, ..Batch::default() });
     }
 
     const ANY: [u8; 4] = [0; 4];

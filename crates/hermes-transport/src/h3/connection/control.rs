@@ -45,7 +45,7 @@ impl Link {
     }
 
     /// Reads one of the peer's unidirectional streams.
-    pub(super) async fn hear(&self, mut recv: quic::RecvStream) -> Result<(), Fault> {
+    pub(super) async fn read_control_stream(&self, mut recv: quic::RecvStream) -> Result<(), Fault> {
         let mut seen = Vec::with_capacity(TYPE);
         let kind = loop {
             let wanted = varint::decode(&seen).map(|(kind, _)| kind);

@@ -156,10 +156,10 @@ impl Connection {
 
     /// Drains the connection because its listener is removed.
     pub fn start_drain(&self, worker: &WorkerContext) {
-        self.tell(worker, Drain::ListenerRemoved);
+        self.request_drain(worker, Drain::ListenerRemoved);
     }
 
-    fn tell(&self, worker: &WorkerContext, why: Drain) {
+    fn request_drain(&self, worker: &WorkerContext, why: Drain) {
         self.drain_requested_at.set(self.drain_requested_at.get().or(Some(worker.now())));
         self.drain.set(why);
     }
@@ -197,7 +197,7 @@ impl Connection {
         }
         // First a clean end (GOAWAY, or a close between requests); at the next sweep a forced one.
         match (stage, self.drain.get()) {
-            (Stage::Idle, None) => return self.tell(worker, Drain::Idle),
+            (Stage::Idle, None) => return self.request_drain(worker, Drain::Idle),
             (_, None) => worker.shared.metrics.limit("slow-client"),
             (_, Some(_)) => {}
         }

@@ -119,7 +119,7 @@ impl SessionEntry {
     }
 
     /// Releases all bytes and charges none from now on.
-    pub(super) fn let_go(&self, tables: &SessionTables) {
+    pub(super) fn release_all(&self, tables: &SessionTables) {
         self.charge.is_counted.set(false);
         tables.request_memory.set(tables.request_memory.get() - self.charge.bytes.take());
     }
@@ -156,7 +156,7 @@ impl SessionTables {
             }
             worker.shared.metrics.limit("request-memory");
             // The memory is freed at the next turn of the session's task.
-            entry.let_go(self);
+            entry.release_all(self);
             entry.end_for_good(Error::Limit("memory of requests under way"));
         }
     }

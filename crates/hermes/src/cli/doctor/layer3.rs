@@ -43,23 +43,23 @@ impl Needs {
         }
     }
 
-    pub(super) fn look(&self, report: &mut Report) {
+    pub(super) fn inspect(&self, report: &mut Report) {
         let needed = !self.devices.is_empty();
-        told(report, "layer 3", needed, tun::check_privilege().map(|()| "CAP_NET_ADMIN is there".to_owned()));
-        told(report, tun::DRIVER, needed, tun::check_driver().map(|()| "can be opened".to_owned()));
-        told(report, "nftables", self.nat, nat::nft_version());
-        told(report, "forwarding", self.nat, nat::check_forwarding());
+        report_result(report, "layer 3", needed, tun::check_privilege().map(|()| "CAP_NET_ADMIN is there".to_owned()));
+        report_result(report, tun::DRIVER, needed, tun::check_driver().map(|()| "can be opened".to_owned()));
+        report_result(report, "nftables", self.nat, nat::nft_version());
+        report_result(report, "forwarding", self.nat, nat::check_forwarding());
         for (name, has_it) in &self.devices {
             let what = format!("device {name}");
             match tun::check_name(name) {
                 Err(_) if *has_it => report.good(&what, "the running node has it"),
-                found => told(report, &what, true, found.map(|()| "free".to_owned())),
+                found => report_result(report, &what, true, found.map(|()| "free".to_owned())),
             }
         }
         for (device, network) in &self.captures {
             let what = format!("capture of {network}");
             let found = tun::check_reverse_path(device, *network);
-            told(report, &what, true, found.map(|()| "answers to the node itself come through".to_owned()));
+            report_result(report, &what, true, found.map(|()| "answers to the node itself come through".to_owned()));
         }
         for listener in &self.carried {
             let Some(programs) = waits_for(listener) else { continue };
@@ -82,7 +82,7 @@ fn waits_for(listener: &Listener) -> Option<Vec<String>> {
     Some(carried.peers.iter().map(program).collect())
 }
 
-fn told(report: &mut Report, what: &str, needed: bool, found: Result<String, TunError>) {
+fn report_result(report: &mut Report, what: &str, needed: bool, found: Result<String, TunError>) {
     match found {
         Ok(found) => report.good(what, &found),
         Err(error) if needed => report.bad(what, &error.to_string(), error.remedy()),

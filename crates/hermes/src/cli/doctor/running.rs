@@ -78,7 +78,7 @@ impl Running {
     /// Finds the node of this name at this admin address.
     pub(super) fn find(admin: SocketAddr, node: &str) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-        let asked = runtime.block_on(async { tokio::time::timeout(ADMIN_REQUEST_TIMEOUT, ask(admin)).await });
+        let asked = runtime.block_on(async { tokio::time::timeout(ADMIN_REQUEST_TIMEOUT, query(admin)).await });
         asked.ok()?.ok().filter(|running| running.node == node)
     }
 
@@ -92,7 +92,7 @@ impl Running {
     }
 }
 
-async fn ask(admin: SocketAddr) -> anyhow::Result<Running> {
+async fn query(admin: SocketAddr) -> anyhow::Result<Running> {
     let tcp = tokio::net::TcpStream::connect(admin).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(tcp)).await?;
     let mut driver = JoinSet::new();

@@ -165,7 +165,7 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
 }
 
 /// Formats the hops as text.
-pub(super) fn told(hops: &[Hop]) -> String {
+pub(super) fn render(hops: &[Hop]) -> String {
     let one = |hop: &Hop| {
         let lines: String = hop.explanation.to_string().lines().map(|line| format!("  {line}\n")).collect();
         let next = match &hop.next[..] {

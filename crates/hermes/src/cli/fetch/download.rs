@@ -148,7 +148,7 @@ impl Download {
     }
 
     /// Returns the next request.
-    pub(super) fn ask(&self) -> RangeRequest {
+    pub(super) fn range_request(&self) -> RangeRequest {
         if self.held == 0 || self.whole_only {
             return RangeRequest::Whole;
         }
@@ -168,7 +168,7 @@ impl Download {
             200 | 203 => Meaning::Content(self.whole(answer)),
             206 => match ask {
                 RangeRequest::Whole => self.unasked(answer),
-                RangeRequest::From(..) => self.part(answer),
+                RangeRequest::From(..) => self.handle_range(answer),
             },
             416 if *ask != RangeRequest::Whole => self.beyond(answer),
             301 | 302 | 303 | 307 | 308 if answer.location.is_some() => {
@@ -209,7 +209,7 @@ impl Download {
     }
 
     /// Handles a requested range.
-    fn part(&mut self, answer: &ResponseHead) -> Meaning {
+    fn handle_range(&mut self, answer: &ResponseHead) -> Meaning {
         let Some(ContentRange { bytes: Some((first, last)), of }) = answer.part.filter(|_| !answer.is_multipart) else {
             return self.lied("it answers with a part, and does not say which");
         };
@@ -302,7 +302,7 @@ impl Download {
     }
 
     /// Verifies the complete object. After [`Verdict::Again`] no data is held.
-    pub(super) fn judge(&mut self, found: &Digests) -> Verdict {
+    pub(super) fn verify(&mut self, found: &Digests) -> Verdict {
         if !self.expected().contradicts(found) {
             return Verdict::Good;
         }

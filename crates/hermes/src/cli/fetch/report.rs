@@ -90,7 +90,7 @@ impl Report {
         let mut drawing = JoinSet::new();
         match mode {
             Mode::Bar => drop(drawing.spawn(draw(picture.clone()))),
-            Mode::Json { on_stderr } => drop(drawing.spawn(tell(picture.clone(), on_stderr))),
+            Mode::Json { on_stderr } => drop(drawing.spawn(report_progress(picture.clone(), on_stderr))),
             Mode::Lines => drop(drawing.spawn(say_progress(picture.clone()))),
             Mode::Quiet => {}
         }
@@ -135,8 +135,8 @@ impl Report {
             (text, value)
         };
         match self.mode {
-            Mode::Json { on_stderr } => say_json(&value, on_stderr),
-            Mode::Lines => say(&format!("fetch: {text}")),
+            Mode::Json { on_stderr } => print_json(&value, on_stderr),
+            Mode::Lines => print_line(&format!("fetch: {text}")),
             Mode::Bar | Mode::Quiet => {}
         }
     }
@@ -145,9 +145,9 @@ impl Report {
     pub(super) fn end(&self, text: Option<&str>, value: &Value) {
         self.picture().is_over = true;
         match (self.mode, text) {
-            (Mode::Json { on_stderr }, _) => say_json(value, on_stderr),
-            (Mode::Lines, Some(text)) => say(&format!("fetch: {text}")),
-            (Mode::Bar, Some(text)) => say(&format!("{CLEAR_LINE}fetch: {text}")),
+            (Mode::Json { on_stderr }, _) => print_json(value, on_stderr),
+            (Mode::Lines, Some(text)) => print_line(&format!("fetch: {text}")),
+            (Mode::Bar, Some(text)) => print_line(&format!("{CLEAR_LINE}fetch: {text}")),
             (Mode::Quiet, _) | (_, None) => {}
         }
     }
@@ -186,13 +186,13 @@ fn words(event: &Event<'_>, picture: &Picture) -> (String, Value) {
 }
 
 // A closed standard error is not reported.
-fn say(text: &str) {
+fn print_line(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-fn say_json(value: &Value, on_stderr: bool) {
+fn print_json(value: &Value, on_stderr: bool) {
     if on_stderr {
-        say(&value.to_string());
+        print_line(&value.to_string());
     } else {
         let _ = writeln!(std::io::stdout(), "{value}");
     }
@@ -204,7 +204,7 @@ async fn draw(picture: Arc<Mutex<Picture>>) {
     loop {
         let now = ticks.tick().await;
         let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
-        rate.look(picture.held, now);
+        rate.add_sample(picture.held, now);
         if !picture.is_over {
             let _ = write!(std::io::stderr(), "{CLEAR_LINE}{}", line(&picture, rate.per_second, now));
         }
@@ -219,15 +219,15 @@ async fn say_progress(picture: Arc<Mutex<Picture>>) {
         let now = ticks.tick().await;
         // The lock is held while printing, so that the result comes last.
         let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
-        rate.look(picture.held, now);
+        rate.add_sample(picture.held, now);
         if now - said >= SAY && !picture.is_over {
             said = now;
-            say(&format!("fetch: {}", standing(&picture, rate.per_second, now)));
+            print_line(&format!("fetch: {}", standing(&picture, rate.per_second, now)));
         }
     }
 }
 
-async fn tell(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
+async fn report_progress(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
     let mut rate = Rate::default();
     let mut ticks = tokio::time::interval(TELL);
     ticks.tick().await;
@@ -235,11 +235,11 @@ async fn tell(picture: Arc<Mutex<Picture>>, on_stderr: bool) {
         let now = ticks.tick().await;
         // The lock is held while printing, so that the result comes last.
         let picture = picture.lock().unwrap_or_else(PoisonError::into_inner);
-        rate.look(picture.held, now);
+        rate.add_sample(picture.held, now);
         let value = json!({"event": "progress", "attempt": picture.attempt, "held": picture.held, "total": picture.total,
                            "bytes-per-second": rate.per_second.round()});
         if !picture.is_over {
-            say_json(&value, on_stderr);
+            print_json(&value, on_stderr);
         }
     }
 }
@@ -253,7 +253,7 @@ struct Rate {
 }
 
 impl Rate {
-    fn look(&mut self, held: u64, now: Instant) {
+    fn add_sample(&mut self, held: u64, now: Instant) {
         if let Some((before, then)) = self.last {
             let passed = (now - then).as_secs_f64().max(1e-3);
             let current = held.saturating_sub(before) as f64 / passed;
@@ -363,7 +363,7 @@ mod tests {
         let start = Instant::now();
         let mut rate = Rate::default();
         for tick in 0..200u64 {
-            rate.look(tick * 100, start + REDRAW * u32::try_from(tick).unwrap_or_default());
+            rate.add_sample(tick * 100, start + REDRAW * u32::try_from(tick).unwrap_or_default());
         }
         assert!((rate.per_second - 1000.0).abs() < 10.0, "{}", rate.per_second);
     }

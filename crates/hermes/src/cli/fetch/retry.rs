@@ -98,8 +98,8 @@ impl RetryLoop<'_> {
 
     /// Sends one request, follows redirects and handles the response.
     async fn attempt(&mut self) -> anyhow::Result<AttemptOutcome> {
-        let ask = self.download.ask();
-        let from = match &ask {
+        let range = self.download.range_request();
+        let from = match &range {
             RangeRequest::Whole => 0,
             RangeRequest::From(first, _) => *first,
         };
@@ -107,12 +107,12 @@ impl RetryLoop<'_> {
         let mut url = self.url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let is_named = redirect::same_origin(&self.url, &url);
-            let mut exchange = match self.client.send(&url, &ask, is_named).await {
+            let mut exchange = match self.client.send(&url, &range, is_named).await {
                 Ok(exchange) => exchange,
                 Err(trouble) => return self.later(trouble),
             };
             let answer = ResponseHead::read(&exchange.head, SystemTime::now());
-            return Ok(match self.download.read(&ask, &answer) {
+            return Ok(match self.download.read(&range, &answer) {
                 Meaning::Elsewhere(location) => {
                     url = redirect::resolve(&url, &location)?;
                     continue;
@@ -235,7 +235,7 @@ impl RetryLoop<'_> {
         }
         self.counts();
         let found = self.sink.digests(&self.download.expected())?;
-        match self.download.judge(&found) {
+        match self.download.verify(&found) {
             Verdict::Good => {
                 self.sink.finish().context("all of it is held, but")?;
                 Ok(Some(found))

@@ -24,7 +24,7 @@ fn part(tag: &str, first: u64, last: u64, of: u64) -> ResponseHead {
 /// A download that holds 40 of 100 bytes of `"a"`.
 fn begun(is_final: bool) -> Download {
     let mut download = Download::new(Digests::default(), is_final);
-    assert_eq!(download.ask(), RangeRequest::Whole);
+    assert_eq!(download.range_request(), RangeRequest::Whole);
     let Meaning::Content(take) = download.read(&RangeRequest::Whole, &ok("\"a\"", 100)) else { panic!("refused") };
     assert_eq!(take, Take { length: Some(100), ..Take::default() });
     download.took(40);
@@ -43,7 +43,7 @@ fn digest(byte: char) -> Digests {
 #[test]
 fn what_broke_off_is_asked_for_from_there_if_it_is_the_same() {
     let mut download = begun(false);
-    assert_eq!(download.ask(), rest());
+    assert_eq!(download.range_request(), rest());
     let meaning = download.read(&rest(), &part("\"a\"", 40, 99, 100));
     assert_eq!(meaning, Meaning::Content(Take { length: Some(60), ..Take::default() }));
     download.took(60);
@@ -57,7 +57,7 @@ fn a_shorter_part_is_a_step_and_an_earlier_one_is_skipped_into() {
     assert_eq!(meaning, Meaning::Content(Take { skip: 10, length: Some(20), ..Take::default() }));
     download.took(10);
     assert_eq!(download.ended(206), Ok(End::More));
-    assert_eq!(download.ask(), RangeRequest::From(50, etag("\"a\"")));
+    assert_eq!(download.range_request(), RangeRequest::From(50, etag("\"a\"")));
 }
 
 #[test]
@@ -71,11 +71,11 @@ fn a_range_that_was_not_asked_for_is_a_lie_and_all_is_asked_for_until_that_break
     for lie in [short, silent, nobody_s, multipart, late, early] {
         let mut download = begun(false);
         assert!(matches!(download.read(&rest(), &lie), Meaning::Later { after: None, .. }), "{lie:?}");
-        assert_eq!((download.held(), download.ask()), (40, RangeRequest::Whole), "what is held may be right");
+        assert_eq!((download.held(), download.range_request()), (40, RangeRequest::Whole), "what is held may be right");
         let meaning = download.read(&RangeRequest::Whole, &ok("\"a\"", 100));
         assert_eq!(meaning, Meaning::Content(Take { skip: 40, length: Some(100), ..Take::default() }));
         download.broke();
-        assert_eq!(download.ask(), rest());
+        assert_eq!(download.range_request(), rest());
     }
 }
 
@@ -84,7 +84,7 @@ fn changed_content_begins_anew_however_it_shows() {
     for changed in [part("\"b\"", 40, 99, 100), part("\"a\"", 40, 99, 101)] {
         let mut download = begun(false);
         assert!(matches!(download.read(&rest(), &changed), Meaning::Anew(_)));
-        assert_eq!((download.held(), download.ask()), (0, RangeRequest::Whole));
+        assert_eq!((download.held(), download.range_request()), (0, RangeRequest::Whole));
     }
     let mut download = begun(false);
     let Meaning::Content(take) = download.read(&rest(), &ok("\"b\"", 70)) else { panic!("refused") };
@@ -103,7 +103,7 @@ fn a_server_without_ranges_costs_no_byte_that_is_held() {
     let meaning = download.read(&rest(), &ok("\"a\"", 100));
     assert_eq!(meaning, Meaning::Content(Take { skip: 40, length: Some(100), ..Take::default() }));
     download.broke();
-    assert_eq!(download.ask(), rest());
+    assert_eq!(download.range_request(), rest());
 }
 
 #[test]
@@ -112,14 +112,14 @@ fn without_a_validator_pieces_are_put_together_only_where_a_digest_will_judge_th
     let mut download = Download::new(Digests::default(), false);
     download.read(&RangeRequest::Whole, &weak);
     download.took(40);
-    assert_eq!(download.ask(), RangeRequest::Whole);
+    assert_eq!(download.range_request(), RangeRequest::Whole);
     let Meaning::Content(take) = download.read(&RangeRequest::Whole, &weak) else { panic!("refused") };
     assert!(take.anew.is_some() && take.skip == 0 && download.held() == 0);
 
     let mut download = Download::new(digest('1'), false);
     download.read(&RangeRequest::Whole, &weak);
     download.took(40);
-    assert_eq!(download.ask(), RangeRequest::From(40, None));
+    assert_eq!(download.range_request(), RangeRequest::From(40, None));
 }
 
 #[test]
@@ -130,17 +130,17 @@ fn what_was_written_to_a_pipe_is_compared_and_not_written_again() {
     assert_eq!(download.held(), 40);
     let mut download = begun(true);
     assert!(matches!(download.read(&rest(), &part("\"b\"", 40, 99, 100)), Meaning::Anew(_)));
-    assert_eq!((download.held(), download.ask()), (40, RangeRequest::Whole));
-    assert_eq!(download.judge(&digest('2')), Verdict::Good, "nothing says what it must be");
+    assert_eq!((download.held(), download.range_request()), (40, RangeRequest::Whole));
+    assert_eq!(download.verify(&digest('2')), Verdict::Good, "nothing says what it must be");
     download.demanded = digest('1');
-    assert_eq!(download.judge(&digest('2')), Verdict::Bad);
+    assert_eq!(download.verify(&digest('2')), Verdict::Bad);
 }
 
 #[test]
 fn one_that_was_whole_already_asks_for_its_last_byte() {
     let mut download = begun(false);
     download.took(60);
-    let ask = download.ask();
+    let ask = download.range_request();
     assert_eq!(ask, RangeRequest::From(99, etag("\"a\"")));
     let meaning = download.read(&ask, &part("\"a\"", 99, 99, 100));
     assert_eq!(meaning, Meaning::Content(Take { skip: 1, length: Some(1), ..Take::default() }));
@@ -185,14 +185,14 @@ fn a_digest_that_fails_twice_is_believed() {
     download.demanded = digest('1');
     download.read(&rest(), &part("\"a\"", 40, 99, 100));
     download.took(60);
-    assert_eq!(download.judge(&digest('2')), Verdict::Again);
-    assert_eq!((download.held(), download.ask()), (0, RangeRequest::Whole));
+    assert_eq!(download.verify(&digest('2')), Verdict::Again);
+    assert_eq!((download.held(), download.range_request()), (0, RangeRequest::Whole));
     download.read(&RangeRequest::Whole, &ok("\"a\"", 100));
     download.took(40);
-    assert_eq!(download.ask(), RangeRequest::Whole, "pieces are not trusted");
+    assert_eq!(download.range_request(), RangeRequest::Whole, "pieces are not trusted");
     download.broke();
-    assert_eq!(download.ask(), rest(), "but what cannot be had whole is had in pieces");
-    assert_eq!(download.judge(&digest('2')), Verdict::Bad);
+    assert_eq!(download.range_request(), rest(), "but what cannot be had whole is had in pieces");
+    assert_eq!(download.verify(&digest('2')), Verdict::Bad);
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_content_that_ends_with_its_connection_is_doubted_once() {
         (download, ended)
     };
     let (mut download, ended) = begun(&endless);
-    assert_eq!((ended, download.ask()), (Ok(End::More), rest()));
+    assert_eq!((ended, download.range_request()), (Ok(End::More), rest()));
     let beyond = ResponseHead { status: 416, part: Some(ContentRange { bytes: None, of: Some(40) }), ..ok("\"a\"", 0) };
     assert_eq!(download.read(&rest(), &beyond), Meaning::Whole);
     // The content was truncated.
