@@ -105,7 +105,7 @@ pub enum ApplyError {
     #[error("{0}")]
     Denied(String),
     /// The document does not exist.
-    #[error("there is no {0}")]
+    #[error("{0} not found")]
     Absent(Box<Key>),
     /// The store failed.
     #[error(transparent)]

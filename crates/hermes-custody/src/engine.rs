@@ -205,7 +205,7 @@ impl Engine {
     ) -> Result<(), &'static str> {
         let state = self.accounts.entry(account.clone()).or_default();
         if !state.takes_exchange(owner) {
-            return Err("this node holds as many exchanges as it may, of all or of this neighbour or user");
+            return Err("limit of exchanges in custody reached for this node, neighbour or user");
         }
         self.insert(id, from.clone(), request, (now, left), account, owner);
         let entry = Entry::Begin { from, account: account.clone(), deadline: now + left, life: left };
@@ -369,7 +369,7 @@ impl Engine {
         if exchange.account != *account {
             // The request has at most `EARLY` bytes by now, and each route has room for those.
             let Some(its) = self.accounts.get_mut(account).filter(|its| its.takes_exchange(&exchange.owner)) else {
-                self.fail(id, 503, "this node holds as many exchanges for its route as it may");
+                self.fail(id, 503, "limit of exchanges in custody reached for this route");
                 return Appended::Gone;
             };
             if !its.takes_at_all(bytes) {

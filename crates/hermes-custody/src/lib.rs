@@ -31,4 +31,4 @@ pub use stream_state::Progress;
 /// The prefix of a failure's reason if nobody knows whether the origin has processed the request.
 pub const OUTCOME_UNKNOWN: &str = "outcome unknown";
 /// The prefix of that reason if the deadline passed while the node had no channel to the next node.
-pub const NO_CHANNEL: &str = "its custody time has expired; there was no channel";
+pub const NO_CHANNEL: &str = "custody deadline exceeded; no channel was open";

@@ -132,7 +132,7 @@ impl CustodyService {
                 state.engine.begin(now, id, Side::Peer(to.clone()), left, (account, owner), is_tunnel)
             };
             if matches!(state.store, Storing::Over) {
-                return Err("another process of this node has its journal of custody, or nobody can read it");
+                return Err("the custody journal is in use by another process of this node, or unreadable");
             }
             if begin(state).is_err() {
                 state.leave_for_good(account);

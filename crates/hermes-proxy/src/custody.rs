@@ -29,13 +29,12 @@ pub(crate) fn error_of(peer: &Arc<str>, failure: &Failure) -> Error {
     let status = StatusCode::from_u16(failure.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let public = if failure.reason.starts_with(OUTCOME_UNKNOWN) {
         Some(
-            "outcome unknown: the request went to its origin, and the node that asked was restarted before it had the \
-             answer; see whether it was done before you send it again",
+            "outcome unknown: the request was sent to its origin, and the last node was restarted before it had the response; check whether it took effect before you repeat it",
         )
     } else if failure.reason.starts_with(NO_CHANNEL) {
-        Some("its custody time has expired: the next node could not be reached, or refused it")
+        Some("custody deadline exceeded: the next node was unreachable or refused the exchange")
     } else if status == StatusCode::GATEWAY_TIMEOUT {
-        Some("its custody time has expired: no path was up for long enough")
+        Some("custody deadline exceeded: no path was up for long enough")
     } else {
         None
     };

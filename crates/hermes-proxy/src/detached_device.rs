@@ -172,7 +172,7 @@ impl PacketForwarder {
     fn show_presence(&self) {
         for link in &self.links {
             if let Err(error) = link.socket.try_send(link.node, &[], 1) {
-                tracing::debug!(node = %link.node, %error, "a node could not be told of us");
+                tracing::debug!(node = %link.node, %error, "cannot send the keepalive to a node");
             }
         }
     }
@@ -282,7 +282,7 @@ impl Link {
     /// Logs that the node is unreachable, once until it answers again.
     fn note_away(&mut self) {
         if !std::mem::replace(&mut self.is_away, true) {
-            tracing::warn!(node = %self.node, "the node does not listen there; packets are lost until it does");
+            tracing::warn!(node = %self.node, "the node does not listen there; dropping packets until it does");
         }
     }
 }

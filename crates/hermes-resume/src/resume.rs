@@ -74,10 +74,10 @@ impl Resumable {
         match (answer.status, answer.part) {
             (206, Some(ContentRange { bytes: Some((first, last)), of })) if is_one_part(answer, first, last) => {
                 if !answer.is_of(&self.validator) || differs(of) {
-                    return ResumeOutcome::Never("it changed at the origin meanwhile");
+                    return ResumeOutcome::Never("the content changed at the origin meanwhile");
                 }
                 if first > self.at || last < self.at {
-                    return ResumeOutcome::Never("the origin answers with another range than it was asked for");
+                    return ResumeOutcome::Never("the origin returned a range that was not requested");
                 }
                 // The first response may have had no length.
                 self.total = self.total.or(of);
@@ -99,8 +99,8 @@ impl Resumable {
                 self.is_amid = false;
                 ResumeOutcome::Behind(self.at)
             }
-            (200 | 203 | 412 | 416, _) => ResumeOutcome::Never("it changed at the origin meanwhile"),
-            _ => ResumeOutcome::Never("the origin does not give the rest of it"),
+            (200 | 203 | 412 | 416, _) => ResumeOutcome::Never("the content changed at the origin meanwhile"),
+            _ => ResumeOutcome::Never("the origin does not send the rest"),
         }
     }
 

@@ -40,7 +40,7 @@ pub enum Retry {
 
 /// A field section that the peer does not accept, as its settings say (RFC 9114, section 4.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{size} bytes, 32 counted for each line; {most} are taken")]
+#[error("{size} bytes, including 32 for each line; the limit is {most}")]
 pub struct Oversize {
     pub size: u64,
     pub most: u64,
@@ -72,7 +72,7 @@ pub enum Error {
     #[error("the request's head or trailers are too large for the next hop: {0}")]
     TooLarge(Oversize),
     /// The response's head or trailers exceed the limit that the client announced.
-    #[error("the answer's head or trailers are too large for the client: {0}")]
+    #[error("the head or trailers of the response are too large for the client: {0}")]
     AnswerTooLarge(Oversize),
     /// The action of the route cannot serve this kind of session.
     #[error("route {route} cannot serve a {kind} session")]
@@ -89,7 +89,7 @@ pub enum Error {
         upstream: Arc<str>,
     },
     /// A node that only dials out has no reverse connection to this node.
-    #[error("node {node} keeps no connection to us")]
+    #[error("no reverse connection from node {node}")]
     NotConnected {
         /// The node's name.
         node: Arc<str>,
@@ -98,7 +98,7 @@ pub enum Error {
     #[error("{0}")]
     Resolve(String),
     /// The addresses of the name are outside the route's `reach`.
-    #[error("{host} {why}: this route does not go there")]
+    #[error("{host} {why}: this route may not dial it")]
     Unreachable {
         /// The name or address.
         host: String,
@@ -191,7 +191,7 @@ pub enum Error {
     #[error("this node is shutting down")]
     Draining,
     /// A device of this node was deleted while sessions used it.
-    #[error("device {device} is gone: somebody has deleted it")]
+    #[error("device {device} was deleted by another program")]
     DeviceGone {
         /// The device's name.
         device: Arc<str>,

@@ -232,24 +232,20 @@ impl Metrics {
         );
         registry.register(
             "custody_joins",
-            "Clients that came back and asked the same, and were given what was in custody already",
+            "Clients that repeated a request and received the response already in custody",
             self.custody_joins.clone(),
         );
         registry.register(
             "custody_replays",
-            "Requests in custody that an origin was asked for once more, after this node was restarted",
+            "Requests in custody that were sent to the origin again after a restart",
             self.custody_replays.clone(),
         );
-        registry.register(
-            "cache_requests",
-            "Requests of routes with a cache, by what became of them there",
-            self.cache_requests.clone(),
-        );
+        registry.register("cache_requests", "Requests of routes with a cache, by outcome", self.cache_requests.clone());
         registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
-        registry.register("cache_evictions", "Objects that had to go for others", self.cache_evictions.clone());
+        registry.register("cache_evictions", "Objects evicted for others", self.cache_evictions.clone());
         registry.register(
             "upstream_rate_limit_requests",
-            "Requests within a service's rate, by what became of them",
+            "Rate-limited requests, by outcome",
             self.rate_limited.clone(),
         );
         registry.register(
@@ -279,47 +275,39 @@ impl Metrics {
         registry.register("sessions_open", "Sessions under way", self.sessions_open.clone());
         registry.register("connections", "Connections accepted", self.connections.clone());
         registry.register("connections_open", "Client connections open", self.connections_open.clone());
-        registry.register(
-            "reverse_connections",
-            "Connections open that nodes keep to those who cannot dial them",
-            self.reverse_connections.clone(),
-        );
+        registry.register("reverse_connections", "Open reverse connections", self.reverse_connections.clone());
         registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
         registry.register("limit_hits", "Times a bound was hit", self.limits.clone());
-        registry.register(
-            "dns_questions",
-            "Questions to DNS listeners, by what became of them",
-            self.dns_questions.clone(),
-        );
+        registry.register("dns_questions", "DNS queries, by outcome", self.dns_questions.clone());
         registry.register(
             "identities_removed",
-            "User claims removed: the peer may not make them",
+            "User claims removed because the peer may not make them",
             self.identities_removed.clone(),
         );
         registry.register(
             "quic_fallbacks",
-            "Upstreams reached by HTTP/2 in the place of HTTP/3",
+            "Upstreams reached over HTTP/2 instead of HTTP/3",
             self.quic_fallbacks.clone(),
         );
         registry.register("quic_migrations", "Clients whose address changed", self.quic_migrations.clone());
         registry.register("quic_packets_sent", "Packets to clients", self.quic_sent.clone());
-        registry.register("quic_packets_lost", "Packets to clients that were lost", self.quic_lost.clone());
+        registry.register("quic_packets_lost", "Lost packets to clients", self.quic_lost.clone());
         registry.register(
             "quic_forwarded",
-            "Datagrams that came to another worker, or process, than has their connection",
+            "Datagrams received by another worker or process than the one with their connection",
             self.quic_forwarded.clone(),
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
-        registry.register("retries", "Requests tried again", self.retries.clone());
+        registry.register("retries", "Retried requests", self.retries.clone());
         self.register_treatments(registry);
         registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
         registry.register(
             "upstream_connect_failures",
-            "Connections that could not be made",
+            "Failed connection attempts",
             self.upstream_connect_failures.clone(),
         );
-        registry.register("upstream_healthy", "1 where the endpoint takes sessions", self.upstream_healthy.clone());
-        registry.register("upstream_backups", "Sessions that went to a backup endpoint", self.upstream_backups.clone());
+        registry.register("upstream_healthy", "1 if the endpoint accepts sessions", self.upstream_healthy.clone());
+        registry.register("upstream_backups", "Sessions sent to a backup endpoint", self.upstream_backups.clone());
         registry.register("reloads", "Documents applied or refused", self.reloads.clone());
         registry.register("generation", "Number of the running snapshot", self.generation.clone());
         registry.register_with_unit(

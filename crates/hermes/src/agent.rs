@@ -130,7 +130,8 @@ impl StateDir {
         let key = if path.exists() {
             let pem =
                 hermes_net::file::read(&path, LARGEST).with_context(|| format!("cannot read {}", path.display()))?;
-            KeyPair::from_pem(std::str::from_utf8(&pem)?).with_context(|| format!("{} holds no key", path.display()))?
+            KeyPair::from_pem(std::str::from_utf8(&pem)?)
+                .with_context(|| format!("{} contains no private key", path.display()))?
         } else {
             let key = KeyPair::generate()?;
             self.keep(&path, key.serialize_pem().as_bytes())?;
@@ -242,9 +243,7 @@ pub(crate) async fn enrolled(
         home.take(&issued)?;
         tracing::info!(node = issued.node, "enrolled");
     } else if ticket.is_some() {
-        tracing::info!(
-            "this node has enrolled before, and goes on as that one; to enrol anew start it with an empty --state"
-        );
+        tracing::info!("already enrolled; ignoring the token. To enrol again, use an empty --state directory");
     }
     Ok(())
 }
@@ -552,7 +551,7 @@ impl<'a> ControlSession<'a> {
         if order.is_of_identity() {
             if !order.authorities.is_empty() {
                 self.home.trust(&order.authorities)?;
-                tracing::info!("trusts other authorities than before");
+                tracing::info!("CA certificates replaced");
             }
             if order.renew {
                 self.renew().await?;
@@ -589,7 +588,7 @@ impl<'a> ControlSession<'a> {
         };
         self.home.take(&issued)?;
         self.renew_at = renewal(&self.home.identity()?.0);
-        tracing::info!("the certificate is renewed");
+        tracing::info!("certificate renewed");
         Ok(true)
     }
 
@@ -598,7 +597,7 @@ impl<'a> ControlSession<'a> {
         if let Some(instruct) = self.instruct {
             let (done, answer) = oneshot::channel();
             instruct.send(Instruction { revision: 0, wanted: Wanted::Identity, done }).await?;
-            if let Err(why) = answer.await.context("this node ends")? {
+            if let Err(why) = answer.await.context("this node is shutting down")? {
                 if !self.is_owed {
                     tracing::error!(again_in = ?COUNT, "the node still runs with its previous identity: {why}");
                 }
@@ -621,13 +620,13 @@ async fn obey(
     if standing.history.record(&order)
         && let Err(error) = home.keep(&home.path(history::FILE), &standing.history.to_bytes())
     {
-        tracing::error!("keys that are revoked now may be believed after the next start: {error:#}");
+        tracing::error!("cannot store revoked keys; this node may accept them after its next start: {error:#}");
     }
     let Order { revision, document, .. } = order;
     let (done, answer) = oneshot::channel();
     let wanted = if document.is_empty() { Wanted::Nothing } else { Wanted::Document(document.clone()) };
     instruct.send(Instruction { revision, wanted, done }).await?;
-    let result = answer.await.context("this node ends")?;
+    let result = answer.await.context("this node is shutting down")?;
     standing.tried = revision;
     standing.refused = result.err().unwrap_or_default();
     if standing.refused.is_empty() {

@@ -89,7 +89,7 @@ impl FromStr for Machine {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} is no place; write process, process:NETNS, ssh:[USER@]HOST[:PORT] or kubernetes[:NAMESPACE]"
+                "unknown target {text:?}; expected process, process:NETNS, ssh:[USER@]HOST[:PORT] or kubernetes[:NAMESPACE]"
             )
         };
         // A leading hyphen would turn the name into an option of `ip` or `ssh`.

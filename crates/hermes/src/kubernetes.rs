@@ -149,7 +149,7 @@ impl<'a> Workload<'a> {
         placing: &'a ManifestOptions,
     ) -> anyhow::Result<Self> {
         let name = name.as_str();
-        ensure!(name != CONTROLLER, "{name} is what the controller is called there; choose another name");
+        ensure!(name != CONTROLLER, "{name} is the name of the controller there; choose another one");
         ensure!(
             is_label(name),
             "{name}: objects of Kubernetes have names of small letters, digits and hyphens, the first a letter"
@@ -159,7 +159,7 @@ impl<'a> Workload<'a> {
             let node_name = &node.name;
             ensure!(
                 node.document.role == Role::Dependent && node.address.is_none(),
-                "node {node_name}: others dial it, and no Service leads to one pod of a DaemonSet; place it without --daemon-set"
+                "node {node_name}: other nodes dial it, and a Service cannot select one pod of a DaemonSet; deploy it without --daemon-set"
             );
         }
         let shape = PodRequirements::of(nodes, placing.host_network)?;

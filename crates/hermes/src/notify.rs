@@ -25,6 +25,6 @@ fn notify(state: &str) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::debug!("the service manager is not told {state}: {error}");
+        tracing::debug!("cannot send {state} to the service manager: {error}");
     }
 }

@@ -225,7 +225,7 @@ impl Access {
         life: std::time::Duration,
         path: &Path,
     ) -> anyhow::Result<String> {
-        anyhow::ensure!(!path.exists(), "{} is there already; name another file", path.display());
+        anyhow::ensure!(!path.exists(), "{} already exists; name another file", path.display());
         let key = KeyPair::generate()?;
         let request = BASE64.encode(CertificateParams::default().serialize_request(&key)?.der());
         let asked =
@@ -317,8 +317,9 @@ async fn exchange(client: &Client, method: Method, path: &str, body: Vec<u8>) ->
     let status = response.status();
     let trust = response.headers().get(TRUST).and_then(|mark| mark.to_str().ok()).unwrap_or_default().to_owned();
     let body = Limited::new(response.into_body(), LARGEST).collect().await;
-    let body =
-        body.map_err(|error| broken(anyhow::anyhow!("the controller broke off its answer: {error}")))?.to_bytes();
+    let body = body
+        .map_err(|error| broken(anyhow::anyhow!("the response of the controller was interrupted: {error}")))?
+        .to_bytes();
     let body = if body.is_empty() {
         serde_json::Value::Null
     } else {

@@ -100,7 +100,7 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
                 continue;
             }
             Wanted::Nothing => {
-                tracing::warn!("this node is no part of the overlay; it waits until it is");
+                tracing::warn!("this node is not part of the overlay; waiting until it is added");
                 instruction.answer(Ok(()));
                 continue;
             }
@@ -120,7 +120,7 @@ async fn first_document(agent: &mut Agent, config: &Path) -> anyhow::Result<Opti
             }
         }
     }
-    anyhow::bail!("there is no document to be had")
+    anyhow::bail!("no document available")
 }
 
 async fn run(
@@ -236,9 +236,7 @@ async fn start(
         Some(link) => {
             // A process that was told to end must not take over. After `ready` it would be too late to stop.
             let let_go = match signals.told_to_end().await {
-                Some(name) => {
-                    Err(anyhow::anyhow!("{name} came before anything was taken over: the running process goes on"))
-                }
+                Some(name) => Err(anyhow::anyhow!("{name} before the takeover; the running process continues")),
                 None => link.ready().await,
             };
             let _parted = match let_go {
@@ -251,13 +249,11 @@ async fn start(
             };
             // This process alone owns the sockets by now, so it continues despite any failure.
             if let Err(faults) = node.read_inherited().await {
-                tracing::error!("not all that was taken over is served yet: {:#}", refused(config, &faults));
+                tracing::error!("not all sockets of the takeover are served yet: {:#}", refused(config, &faults));
                 restoration.is_wanted = true;
             }
             let published = successors.map(Successors::publish).transpose();
-            published
-                .inspect_err(|error| tracing::error!("nobody can take over from this process: {error:#}"))
-                .unwrap_or(None)
+            published.inspect_err(|error| tracing::error!("takeover disabled: {error:#}")).unwrap_or(None)
         }
     };
     tell_addresses(&node, &[]);
@@ -299,7 +295,7 @@ async fn hand_over(
             tokio::select! {
                 given = &mut giving => break Ok(given),
                 name = signals.next() => match name {
-                    "SIGHUP" => tracing::warn!("the document is not read again while a successor takes over"),
+                    "SIGHUP" => tracing::warn!("not reloading the document during a takeover"),
                     "SIGUSR1" => node.reopen_log(),
                     name => break Err(name),
                 },
@@ -309,7 +305,7 @@ async fn hand_over(
     match given {
         Ok(Ok(())) => Some(End::TakenOver(successor)),
         Ok(Err(error)) => {
-            tracing::error!("a takeover failed; this process goes on: {error:#}");
+            tracing::error!("takeover failed; this process continues: {error:#}");
             refused.spawn(successor.refuse());
             node.roll_back();
             None
@@ -385,7 +381,7 @@ fn load(config: &Path, watch: &Watch) -> anyhow::Result<Arc<Snapshot>> {
 
 fn settled<T: std::fmt::Display>(config: &Path, checked: Result<Checked, Vec<T>>) -> anyhow::Result<Arc<Snapshot>> {
     // Parsing a large document needs several times the memory of its snapshot.
-    #[expect(clippy::disallowed_methods, reason = "it ends by itself after a second, and changes nothing")]
+    #[expect(clippy::disallowed_methods, reason = "ends by itself after a second and changes nothing")]
     tokio::spawn(async {
         tokio::time::sleep(MEMORY_RETURN_DELAY).await;
         hermes_net::allocator::return_free();
@@ -500,12 +496,12 @@ impl Restoration {
         let pause = self.pace.begin();
         self.is_wanted = match node.restore_devices().await {
             Ok(()) => {
-                tracing::info!("devices that were deleted, or could not be had, are there again");
+                tracing::info!("deleted or unavailable devices work again");
                 false
             }
             Err(faults) => {
                 let reason = refused(config, &faults);
-                tracing::error!(again_in = ?pause, "a device that was deleted, or could not be had, cannot be made again: {reason:#}");
+                tracing::error!(again_in = ?pause, "cannot recreate a device: {reason:#}");
                 true
             }
         };
@@ -592,7 +588,7 @@ async fn finish(
     admin.stop().await;
     let _ = tokio::time::timeout(FAREWELL, parting.join_next()).await;
     if left > 0 {
-        tracing::warn!(sessions = left, "ended before they were done: the drain time has expired");
+        tracing::warn!(sessions = left, "drain timeout; closed active sessions");
     }
     tracing::info!("stopped");
 }
@@ -670,7 +666,7 @@ impl Admin {
         match bound {
             Ok(listener) => _ = self.local.spawn(admin::serve_local(listener, node.view(), self.ready.clone())),
             Err(error) => {
-                tracing::warn!(socket = %path.display(), "`hermes health --state` finds no node there: {error}");
+                tracing::warn!(socket = %path.display(), "cannot listen for `hermes health --state`: {error}");
             }
         }
     }

@@ -123,22 +123,20 @@ fn release_predecessor(mut link: &UnixStream, process: Option<&fd_passing::Proce
     let read = link.take(PARTED.len() as u64).read_to_end(&mut said);
     let why = match (said.as_slice(), read) {
         (said, _) if said == PARTED => return Ok(()),
-        (said, _) if said == REFUSED => {
-            "it waited too long for this one, or was told to end meanwhile (its log says which)".to_owned()
-        }
+        (said, _) if said == REFUSED => "it timed out, or was stopped meanwhile (see its log)".to_owned(),
         (_, Err(error)) if !is_end(&error) => {
             // The predecessor may resume at this moment. The extra byte tells it that this process no longer waits.
             let _ = link.write_all(READY);
-            format!("it does not answer ({error})")
+            format!("no response ({error})")
         }
         _ if process.is_some_and(|process| process.ends_within(DYING)) => {
             tracing::warn!("the running process died before it handed over; this process continues alone");
             return Ok(());
         }
-        _ => "it has closed the connection without an answer".to_owned(),
+        _ => "it closed the connection without a response".to_owned(),
     };
     bail!(
-        "the running process did not let go of its listeners and devices: {why}. Nothing was taken over: start this one again"
+        "the running process did not release its listeners and devices: {why}. Nothing was taken over; start this process again"
     )
 }
 
@@ -194,7 +192,7 @@ impl Successors {
                 Some(called) = this.callers.join_next() => match called {
                     Ok(Ok(successor)) => return successor,
                     Ok(Err(error)) => tracing::warn!("a caller was sent away: {error:#}"),
-                    Err(error) => tracing::error!(%error, "a caller could not be heard"),
+                    Err(error) => tracing::error!(%error, "cannot read from a takeover caller"),
                 },
             }
         }
@@ -213,10 +211,10 @@ impl Drop for Successors {
 /// Reads the greeting of a caller and checks its user.
 async fn greet(mut stream: tokio::net::UnixStream) -> anyhow::Result<Successor> {
     let uid = stream.peer_cred()?.uid();
-    ensure!(uid == fd_passing::own_uid(), "user {uid} asked for the listeners, which is not ours");
+    ensure!(uid == fd_passing::own_uid(), "takeover requested by another user (uid {uid})");
     let mut hello = [0; HELLO.len()];
-    timeout(GREETING, stream.read_exact(&mut hello)).await.context("it said nothing")??;
-    ensure!(hello == *HELLO, "it is no successor");
+    timeout(GREETING, stream.read_exact(&mut hello)).await.context("no greeting")??;
+    ensure!(hello == *HELLO, "unknown greeting");
     Ok(Successor(stream.into_std()?))
 }
 
@@ -257,7 +255,7 @@ impl Successor {
     /// path. Callers that connect meanwhile wait, and then connect to the successor.
     pub(crate) async fn finish(mut self, successors: Option<Successors>) {
         if let Err(error) = self.0.write_all(PARTED) {
-            tracing::warn!(%error, "the successor is gone");
+            tracing::warn!(%error, "the successor has exited");
         }
         ended(self.0).await;
         drop(successors);

@@ -26,7 +26,7 @@ pub(crate) fn run(
     let detached = DetachedDevice::open(device, addresses, targets.clone())
         .map_err(|error| anyhow::anyhow!("{error}. {}", error.remedy()))?;
     // Capabilities belong to a thread, so they are dropped before the log starts a second one.
-    privilege::keep_net_admin(user).context("privileges that are not needed cannot be given up; try another --user")?;
+    privilege::keep_net_admin(user).context("cannot drop privileges; try another --user")?;
     let _log = Log::start(log)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let carried = runtime.block_on(async {

@@ -257,13 +257,13 @@ impl DiskThread {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.enter(BARRED),
                 Err(error) => {
                     let directory = self.directory.display();
-                    tracing::warn!(%directory, %error, "the cache has no disk: make it a directory that can be written");
+                    tracing::warn!(%directory, %error, "cannot use the cache directory; make it writable for this node");
                     return None;
                 }
             }
             if !std::mem::replace(&mut has_told, true) {
                 let directory = self.directory.display();
-                tracing::info!(%directory, "another process has what caches keep; waiting for it to go");
+                tracing::info!(%directory, "another process uses the cache directory; waiting until it exits");
             }
             // While another process holds the lock, only the end of the queue matters.
             match todo.recv_timeout(LOCK_POLL_INTERVAL) {
@@ -279,7 +279,7 @@ impl DiskThread {
         // The target of a symbolic link does not belong to the cache.
         match fs::symlink_metadata(&self.directory)?.is_dir() {
             true => Ok(()),
-            false => Err(io::Error::other("it is a link")),
+            false => Err(io::Error::other("it is a symbolic link")),
         }
     }
 
@@ -347,7 +347,7 @@ impl DiskThread {
             Ok(content) => Loaded::Content(Arc::new(content)),
             Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Loaded::Busy,
             Err(error) => {
-                tracing::warn!(%error, "an object of the cache cannot be read; it is dropped");
+                tracing::warn!(%error, "cannot read a cached object; removing it");
                 Loaded::Gone
             }
         }
@@ -392,10 +392,10 @@ impl DiskThread {
         }
         let directory = self.directory.display();
         if foreign > 0 {
-            tracing::warn!(%directory, foreign, "there are files that no cache has written; they stay as they are");
+            tracing::warn!(%directory, foreign, "the cache directory has files that no cache wrote; leaving them unchanged");
         }
         if count > 0 {
-            tracing::info!(%directory, files = count, dropped, "the cache found what it had kept");
+            tracing::info!(%directory, files = count, dropped, "cache restored from disk");
         }
     }
 }

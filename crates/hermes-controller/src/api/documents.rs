@@ -248,7 +248,9 @@ pub(super) async fn one(
     let key: Key = key.parse().map_err(|error: String| Problem::new(StatusCode::BAD_REQUEST, error))?;
     let view = api.controller.view();
     let found = view.state.catalog.get(&key).filter(|_| caller.may_see(&key));
-    let document = found.ok_or_else(|| Problem::new(StatusCode::NOT_FOUND, format!("there is no {key}")))?;
+    let document = found.ok_or_else(|| {
+        Problem::new(StatusCode::NOT_FOUND, format!("{key} not found; `hermes overlay export` prints all documents"))
+    })?;
     let revision = view.state.changed.get(&key).copied().unwrap_or_default();
     Ok(axum::Json(Listed { revision, document }).into_response())
 }

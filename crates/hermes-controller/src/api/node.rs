@@ -90,7 +90,9 @@ pub(super) async fn show(
     loop {
         said.borrow_and_update();
         let view = api.controller.view();
-        let missing = || Problem::new(StatusCode::NOT_FOUND, format!("there is no node {name}"));
+        let missing = || {
+            Problem::new(StatusCode::NOT_FOUND, format!("node {name} not found; `hermes node list` shows all nodes"))
+        };
         let document = view.state.catalog.node(&name).ok_or_else(missing)?;
         let status = api.push.status_of(&name);
         if options.sessions == Some(status.sessions)

@@ -220,7 +220,7 @@ impl<'a> Check<'a, '_> {
         let found = self.catalog.node(name);
         if found.is_none() {
             let near = did_you_mean(name.as_str(), self.catalog.nodes().map(|(name, _)| name.as_str()));
-            self.faults.push(Fault::of(self.key, path, format!("there is no node {name}{near}")));
+            self.faults.push(Fault::of(self.key, path, format!("unknown node {name}{near}")));
         }
         found
     }
@@ -400,14 +400,14 @@ impl<'a> Check<'a, '_> {
                 let path = format!("for.users[{at}]");
                 let found = self.own(&path, user).map(|name| self.catalog.user(&self.key.provider, name).is_some());
                 if found == Some(false) {
-                    self.fault(path, format!("there is no user {user}"));
+                    self.fault(path, format!("unknown user {user}; add a document with kind: User"));
                 }
             }
             for (at, group) in groups.iter().enumerate() {
                 let path = format!("for.groups[{at}]");
                 let found = self.own(&path, group).map(|name| self.catalog.group(&self.key.provider, name).is_some());
                 if found == Some(false) {
-                    self.fault(path, format!("there is no group {group}"));
+                    self.fault(path, format!("unknown group {group}; name it in `groups` of a user"));
                 }
             }
         }
@@ -431,7 +431,7 @@ impl<'a> Check<'a, '_> {
     fn group(&mut self, group: &Group) {
         for (at, user) in group.users.iter().enumerate() {
             if self.catalog.user(&self.key.provider, user).is_none() {
-                self.fault(format!("users[{at}]"), format!("there is no user {user}"));
+                self.fault(format!("users[{at}]"), format!("unknown user {user}; add a document with kind: User"));
             }
         }
     }

@@ -133,7 +133,7 @@ impl Controller {
             returned.iter().map(|one| event(format!("node {} is revoked, as reported by node {node}", one.node)));
         let mut events: Vec<_> = revoked.collect();
         if let Some(latest) = latest {
-            let (own, why) = (view.state.revision, "the store has lost the revisions after its own");
+            let (own, why) = (view.state.revision, "the store has lost the revisions after its last one");
             tracing::error!(revision = own, "node {node} has run revision {latest}: {why}. {HELD}");
             events.push(event(format!("node {node} has run revision {latest}: {why} ({own})")));
         }

@@ -93,10 +93,10 @@ impl Controller {
             if keys.is_empty() {
                 let mut others = view.operators(None).filter(|one| one.name == *name);
                 let next_step = match others.find_map(|one| one.provider.as_ref().filter(|_| provider.is_none())) {
-                    Some(of) => format!("one of this name belongs to {of}: --provider {of}"),
+                    Some(of) => format!("an operator of this name belongs to provider {of}; add --provider {of}"),
                     None => "`hermes operator list` shows all".to_owned(),
                 };
-                return Err(ApplyError::Unknown(format!("there is no operator {name}; {next_step}")));
+                return Err(ApplyError::Unknown(format!("operator {name} not found; {next_step}")));
             }
             if keys.iter().any(|key| key == asking.key) {
                 return Err(ApplyError::Denied(format!("{name} is the caller; ask another operator to remove it")));

@@ -53,7 +53,7 @@ impl Push {
         // document than it has. A false claim costs one read of the store.
         self.controller.catch_up_with(first.tried.max(first.latest)).await.map_err(|error| {
             Status::unavailable(format!(
-                "the node has a later revision than this controller, which cannot read its store: {error}"
+                "the node has a later revision than this controller, and the controller cannot read the store: {error}"
             ))
         })?;
         // The proofs vouch for revocations, whatever the node's state is by now.

@@ -189,7 +189,7 @@ impl Engine {
         let trouble = next.and_then(|peer| Some((peer, self.peers.get(peer)?.trouble.as_ref()?)));
         match trouble {
             Some((peer, why)) => format!("{NO_CHANNEL} to {peer}: {why}"),
-            None => "its custody time has expired; no path was up for long enough".to_owned(),
+            None => "custody deadline exceeded; no path was up for long enough".to_owned(),
         }
     }
 

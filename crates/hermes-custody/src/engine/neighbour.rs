@@ -144,12 +144,13 @@ impl Engine {
                     return;
                 }
                 if half.awaits_head() || (!may_have_lost && upto > half.have().offset) {
-                    return self.fail(id, 502, &format!("{peer} holds more of it than there was"));
+                    return self.fail(id, 502, &format!("{peer} acknowledged more bytes than were sent"));
                 }
                 if behind == AckReason::Again && half.has_gone(upto, is_whole) {
                     // The disk was full. The neighbour acknowledged bytes that its origin or client had read, but did
                     // not store all of them.
-                    let reason = format!("{OUTCOME_UNKNOWN}: {peer} was restarted, and has lost some of what it held");
+                    let reason =
+                        format!("{OUTCOME_UNKNOWN}: {peer} was restarted and has lost bytes that it had acknowledged");
                     return self.fail(id, 502, &reason);
                 }
                 half.set_held(Progress { offset: upto, is_whole });
@@ -188,9 +189,9 @@ impl Engine {
                 if exchange.to.as_ref() == Some(&side) && exchange.response.have().is_whole {
                     self.go_on_alone(id, &side);
                 } else if exchange.to.as_ref() == Some(&side) {
-                    self.fail(id, 502, &format!("{peer} has lost it"));
+                    self.fail(id, 502, &format!("{peer} has lost the exchange"));
                 } else if exchange.from == side {
-                    let reason = format!("{peer}, where it came from, no longer knows it");
+                    let reason = format!("the previous node {peer} no longer has the exchange");
                     self.end(id, &side, Record::Gone { id, status: 502, reason });
                 }
             }
@@ -289,7 +290,7 @@ impl Engine {
                 exchange.request.forget_acks();
                 return self.reindex(id);
             }
-            let reason = "it came to a node that has it already: its routes lead in a circle".to_owned();
+            let reason = "routing loop: the exchange returned to a node that already has it".to_owned();
             return self.queue_record(peer, Record::Gone { id, status: 508, reason });
         }
         if self.ended_for(id, peer).is_some() {

@@ -24,13 +24,13 @@ impl CustodyService {
             match state.engine.have(id, Direction::Request) {
                 Some(request) if request.is_whole => state.left.push_back((asked, id)),
                 // A request without its end can never complete.
-                Some(_) => state.engine.fail(id, 499, "its client is gone"),
+                Some(_) => state.engine.fail(id, 499, "the client has disconnected"),
                 None => {}
             }
             if state.left.len() > MAX_ABANDONED_RESPONSES
                 && let Some((_, oldest)) = state.left.pop_front()
             {
-                state.engine.fail(oldest, 499, "its client is gone");
+                state.engine.fail(oldest, 499, "the client has disconnected");
             }
         });
     }
@@ -45,7 +45,7 @@ impl CustodyService {
             let place = state.left.iter().position(|(other, _)| other == asked)?;
             let (_, id) = state.left.remove(place)?;
             if !state.engine.reopen(id) {
-                state.engine.fail(id, 499, "its client is gone");
+                state.engine.fail(id, 499, "the client has disconnected");
                 return None;
             }
             state.ends.insert(id, End::default());
@@ -59,7 +59,7 @@ impl State {
     pub(super) fn leave_for_good(&mut self, account: &Arc<str>) {
         let is_its = |(_, id): &(Bytes, ExchangeId)| self.engine.account(*id) == Some(account);
         if let Some((_, id)) = self.left.iter().position(is_its).and_then(|place| self.left.remove(place)) {
-            self.engine.fail(id, 499, "its client is gone");
+            self.engine.fail(id, 499, "the client has disconnected");
         }
     }
 }

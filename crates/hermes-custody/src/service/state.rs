@@ -194,17 +194,17 @@ impl State {
             && self.engine.is_torn(id, Direction::Request)
             && !self.engine.have(id, Direction::Response).is_some_and(|response| response.is_whole);
         match peer {
-            Some(_) if ends_here => self.engine.fail(id, 502, "the node at its far end was restarted"),
+            Some(_) if ends_here => self.engine.fail(id, 502, "the node at the far end of the tunnel was restarted"),
             Some(_) if is_lost => {
                 let unknown = if intent.is_some() { format!("{OUTCOME_UNKNOWN}: ") } else { String::new() };
-                let reason = "the node at its origin was restarted, and its disk has not all of the request";
+                let reason = "the last node was restarted, and its journal has only a part of the request";
                 self.engine.fail(id, 502, &format!("{unknown}{reason}"));
             }
             Some(peer) => self.resumed.entry(peer).or_default().push(id),
             None => {
                 match asked.filter(|_| self.left.len() < MAX_ABANDONED_RESPONSES && is_asked_whole(&self.engine, id)) {
                     Some(asked) => self.left.push_back((asked, id)),
-                    None => self.engine.fail(id, 499, "its client was connected to a process that has exited"),
+                    None => self.engine.fail(id, 499, "the client was connected to a process that has exited"),
                 }
             }
         }

@@ -75,8 +75,7 @@ impl CustodyService {
                 line.channel = 0;
                 state.woken.extend(line.carrier.take());
             }
-            let gone =
-                Failure { status: 503, reason: Arc::from("this node is being replaced by another process of it") };
+            let gone = Failure { status: 503, reason: Arc::from("another process of this node is taking over") };
             for end in state.ends.values_mut() {
                 end.failure.get_or_insert_with(|| gone.clone());
                 state.woken.extend(end.readers.iter_mut().filter_map(Option::take));
@@ -163,7 +162,7 @@ impl Reader for CustodyService {
             Some(error) => {
                 // A full disk fails again and again.
                 if state.trouble.is_none_or(|said| now >= said + DISK_LOG_INTERVAL) {
-                    tracing::error!(%error, "the journal of custody cannot be written; trying again");
+                    tracing::error!(%error, "cannot write the custody journal; retrying");
                     (state.trouble, state.is_troubled) = (Some(now), true);
                 }
                 state.engine.set_stuck(is_full(error));
@@ -171,7 +170,7 @@ impl Reader for CustodyService {
             None => {
                 state.engine.set_stuck(false);
                 if std::mem::take(&mut state.is_troubled) {
-                    tracing::info!("the journal of custody is written again");
+                    tracing::info!("the custody journal is writable again");
                 }
             }
         });

@@ -220,7 +220,7 @@ impl Index {
 
     /// Reads a range of a stream.
     pub(super) fn read(&self, id: ExchangeId, part: Direction, offset: u64, length: u64) -> io::Result<Bytes> {
-        let gone = || io::Error::new(io::ErrorKind::NotFound, "it is not in the journal");
+        let gone = || io::Error::new(io::ErrorKind::NotFound, "the exchange is not in the journal");
         let kept = self.exchanges.get(&id).ok_or_else(gone)?;
         let extents = &kept.halves[part.index()];
         let first = extents.range(..=offset).next_back().map_or(offset, |(begin, _)| *begin);

@@ -49,7 +49,7 @@ impl Files {
                     segment.file.set_len(segment.length)?;
                 } else {
                     damaged.push(number);
-                    tracing::error!(%path, left_out, "a journal of custody is damaged, and its records after the damage are lost; check the disk");
+                    tracing::error!(%path, left_out, "the custody journal is damaged, and its records after the damage are lost; check the disk");
                 }
             }
             self.index.segments.push_back(segment);

@@ -510,7 +510,7 @@ fn explain_prints_the_path_of_a_packet() {
         (near("src=10.20.0.2,dst=198.18.0.9", &["--authority", "files.corp"]), "files: matches"),
         (near("src=10.20.0.2,dst=198.18.0.9", &["--authority", "other.corp"]), "dropped (no-session)"),
         (near("src=10.20.0.2,dst=10.0.0.1,length=1400,mtu=1300", &[]), "dropped (too-big)"),
-        (near("src=10.20.0.2,dst=fd00::1", &[]), "two versions"),
+        (near("src=10.20.0.2,dst=fd00::1", &[]), "different IP versions"),
         (near("src=10.20.0.2", &[]), "write src="),
         (far("src=10.20.0.2,dst=10.0.0.1,proto=tcp", "10.0.0.1/32"), "packet    passes into device gw0"),
         (far("src=10.20.0.2,dst=10.0.0.2", "10.0.0.1/32"), "dropped (out-of-scope)"),
@@ -534,13 +534,13 @@ fn explain_names_the_capture_of_a_network() {
         stdout(&output) + &stderr(&output)
     };
     let cases: [(&[&str], &str); 8] = [
-        (&["--network", "10.0.0.1"], "capture   listener l3 takes it with 10.0.0.0/8, on device hermes0"),
+        (&["--network", "10.0.0.1"], "capture   listener l3 captures it with 10.0.0.0/8, on device hermes0"),
         (&["--network", "10.0.0.1"], "vpn: matches"),
-        (&["--network", "10.9.1.0/24"], "capture   listener narrow takes it with 10.9.0.0/16, on device hermes1"),
-        (&["--packet", "src=10.20.0.2,dst=10.9.0.1"], "listener narrow takes it with 10.9.0.0/16"),
+        (&["--network", "10.9.1.0/24"], "capture   listener narrow captures it with 10.9.0.0/16, on device hermes1"),
+        (&["--packet", "src=10.20.0.2,dst=10.9.0.1"], "listener narrow captures it with 10.9.0.0/16"),
         (
             &["--listener", "l3", "--network", "10.9.0.1"],
-            "listener narrow takes it with 10.9.0.0/16, before listener l3",
+            "listener narrow captures it first, with 10.9.0.0/16; listener l3",
         ),
         (
             &["--network", "10.0.0.1/8"],
@@ -576,12 +576,12 @@ fn explain_names_the_invalid_argument() {
         (&["--listener", "video-in", "--user", "bob"], "--user"),
         (&["--kind", "tcp", "--authority", "DB:1", "--path", "/x"], "--path: a tcp session has no path"),
         (&["--kind", "tcp", "--authority", "DB"], "--authority DB has no port"),
-        (&["--kind", "udp"], "name it by --authority"),
+        (&["--kind", "udp"], "missing --authority HOST:PORT"),
         (&["--listener", "socks"], "a tcp session is for some HOST:PORT"),
         (&["--listener", "names"], "listener names answers questions, and no session begins there"),
         (&["--listener", "socks", "--kind", "http"], "--kind http: sessions of listener socks are tcp (CONNECT)"),
         (&["--listener", "socks", "--authority", "A:1", "--user", "bob"], "--user: listener socks takes tcp"),
-        (&["--certificate", "spiffe://lab/node/n"], "listener apps asks for no client certificate"),
+        (&["--certificate", "spiffe://lab/node/n"], "listener apps requests no client certificate"),
         (&["--listener", "overlay", "--certificate", "node/n"], "--certificate node/n"),
         (
             &["--listener", "overlay", "--certificate", "spiffe://lab/role/standalone"],
@@ -783,7 +783,7 @@ fn doctor_looks_at_the_access_log_and_makes_none() {
     with("nowhere/n.log");
     let (code, printed) = doctor(&config);
     let found = line(&printed, "access log");
-    assert!(code == 1 && found.starts_with("FAIL") && found.contains("there is no directory"), "{found}");
+    assert!(code == 1 && found.starts_with("FAIL") && found.contains("does not exist"), "{found}");
     assert!(found.contains(text(&room.path().join("nowhere/n.log"))), "{found}");
     with(".");
     let (code, printed) = doctor(&config);
@@ -836,7 +836,7 @@ fn doctor_recognizes_a_running_node_of_the_document() {
     node.wait().unwrap();
     assert!(up, "the node did not start");
     for what in ["admin on", "listener a", "listener u"] {
-        assert!(line(&beside.1, what).ends_with("the running node has it"), "{}", beside.1);
+        assert!(line(&beside.1, what).ends_with("in use by the running node"), "{}", beside.1);
         assert!(line(&stranger.1, what).starts_with("FAIL"), "{}", stranger.1);
     }
     assert!(line(&wider.1, "listener a").starts_with("ok") && line(&wider.1, "listener c").starts_with("FAIL"));

@@ -132,7 +132,7 @@ async fn a_drain_finishes_active_sessions_and_accepts_no_new_ones() {
     let log = node.stderr();
     assert!(node.ended().await.success());
     let log = std::fs::read_to_string(log).unwrap();
-    assert!(log.contains("stopped") && !log.contains("before they were done"), "{log}");
+    assert!(log.contains("stopped") && !log.contains("drain timeout; closed active sessions"), "{log}");
 }
 
 async fn talks(flow: &UdpSocket) -> bool {
@@ -182,7 +182,7 @@ async fn sessions_are_closed_at_the_drain_timeout() {
         assert!(tunnel.is_ended().await, "the tunnel goes on");
         assert!(node.ended().await.success());
         let log = std::fs::read_to_string(log).unwrap();
-        assert!(log.contains("before they were done: the drain time has expired sessions=1\n"), "{log}");
+        assert!(log.contains("drain timeout; closed active sessions sessions=1\n"), "{log}");
         let records = std::fs::read_to_string(records).unwrap();
         let record: serde_json::Value = serde_json::from_str(records.lines().next().unwrap()).unwrap();
         assert_eq!((record["authority"].as_str(), record["received"].as_u64()), (Some("db:1"), Some(6)), "{record}");

@@ -145,7 +145,7 @@ fn custody_without_a_receiver_is_logged_once_and_counted() {
     let port = free_port();
     let (mut near, apps, admin) = custodian(room.path(), port);
     let mut client = asking(apps);
-    let lines = near.until("custody waits: nobody takes a channel");
+    let lines = near.until("custody channel refused; exchanges wait");
     let line = lines.last().unwrap();
     assert!(line.contains("WARN") && line.contains("Connection refused") && line.contains("exchanges=1"), "{line}");
     let count = format!("hermes_upstream_connect_failures_total{{upstream=\"far\",endpoint=\"127.0.0.1:{port}\"}} 1\n");
@@ -155,7 +155,7 @@ fn custody_without_a_receiver_is_logged_once_and_counted() {
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("taken"), "{answer}");
-    let lines = near.until("custody goes on: there is a channel again");
+    let lines = near.until("custody channel up; exchanges continue");
     assert_eq!(lines.len(), 1, "{lines:?}");
 }
 
@@ -167,14 +167,14 @@ fn a_listener_that_refuses_custody_logs_the_reason_once() {
     let mut far = taker(room.path(), port, "");
     let (mut near, apps, _) = custodian(room.path(), port);
     let _client = asking(apps);
-    let line = near.until("a channel of custody did not begin").pop().unwrap();
+    let line = near.until("custody channel failed; retrying").pop().unwrap();
     assert!(line.contains("403"), "{line}");
-    let line = far.until("refused custody").pop().unwrap();
+    let line = far.until("custody refused").pop().unwrap();
     assert!(line.contains("WARN") && line.contains("neighbour=127.0.0.1") && line.contains("`trust`"), "{line}");
     // It is asked again and again meanwhile.
     fs::write(room.path().join("far0.yaml"), "node: far\n").unwrap();
     let lines = far.until("applied");
-    assert!(!lines.iter().any(|line| line.contains("refused custody")), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.contains("custody refused")), "{lines:?}");
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Answer {
             Answer::H3(recv) => {
                 let Some(open) = recv else { return Poll::Ready(Err(StreamError::other("it was answered"))) };
                 let Some(block) = ready!(open.poll_head(cx))? else {
-                    return Poll::Ready(Err(StreamError::other("the stream ended without an answer")));
+                    return Poll::Ready(Err(StreamError::other("the stream ended without a response")));
                 };
                 let parts = match fields::read_response(block, open.bounds()) {
                     Ok(parts) => parts,

@@ -235,19 +235,19 @@ fn settle_h1_head(response: &mut Response<Incoming>, is_head: bool) -> Result<()
     if let Some(coding) = codings.next()
         && (codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
     {
-        return Err("its transfer coding is not chunked alone: nobody behind could read it");
+        return Err("unsupported transfer coding: the response has another one than chunked");
     }
     let mut lengths =
         headers.get_all(CONTENT_LENGTH).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
     let Some(first) = lengths.next().map(<[u8]>::trim_ascii) else { return Ok(()) };
     let is_number = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
     if is_number && lengths.all(|length| length.trim_ascii() == first) {
-        let length = HeaderValue::from_bytes(first).map_err(|_| "its length is no number")?;
+        let length = HeaderValue::from_bytes(first).map_err(|_| "content-length is not a number")?;
         headers.insert(CONTENT_LENGTH, length);
     } else if has_no_body {
         headers.remove(CONTENT_LENGTH);
     } else {
-        return Err("its lengths differ, or are none");
+        return Err("several content-length fields with different or no values");
     }
     Ok(())
 }

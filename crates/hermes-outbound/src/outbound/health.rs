@@ -237,7 +237,7 @@ fn check_status(path: &str, status: StatusCode) -> Result<(), String> {
 /// Probes a node through a worker that has a reverse connection of it.
 async fn probe_node(channels: &Channels, reverse_peer: &Arc<ReversePeer>, health: &Health) -> Result<(), String> {
     if !reverse_peer.is_here() {
-        return Err(format!("node {} keeps no connection to us", reverse_peer.node));
+        return Err(format!("no reverse connection from node {}", reverse_peer.node));
     }
     let Some(path) = &health.path else { return Ok(()) };
     check_status(path, channels.query(reverse_peer, path).await?)

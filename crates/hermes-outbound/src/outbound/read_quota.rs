@@ -81,7 +81,7 @@ impl QuotaSocket {
     /// Records the outcome of a write. After a failure the connection is only read, up to its end.
     fn written<T>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
-        tracing::debug!(%error, "an origin takes no more of its request; reading what it has answered");
+        tracing::debug!(%error, "the origin stopped reading the request; reading its response");
         self.write_failed = true;
         cx.waker().wake_by_ref();
         Poll::Pending

@@ -55,10 +55,13 @@ pub fn take(
 /// The node, if an upstream of the running document names it.
 fn named(worker: &Outbound, node: Option<&Arc<str>>) -> Result<Arc<ReversePeer>, String> {
     let Some(node) = node else {
-        return Err("a client that is no node offers to serve; its certificate has no URI .../node/NAME".to_owned());
+        return Err("reverse connection rejected: the client is not a node; its certificate has no URI .../node/NAME"
+            .to_owned());
     };
     worker.generation().node(node).cloned().ok_or_else(|| {
-        format!("node {node} offers to serve, and no upstream names it; add one with endpoints: [{{node: {node}}}]")
+        format!(
+            "reverse connection rejected: no upstream names node {node}; add one with endpoints: [{{node: {node}}}]"
+        )
     })
 }
 
@@ -77,7 +80,7 @@ pub fn adopt(worker: &Rc<Outbound>, arrived: AcceptedUplink) {
             biased;
             result = serve(&here, &connection, arrived) => {
                 if let Err(error) = result {
-                    tracing::info!(node = %reverse_peer.node, %error, "a connection that the node kept did not begin");
+                    tracing::info!(node = %reverse_peer.node, %error, "reverse connection failed");
                 }
             }
             reason = connection.kill.wait() => tracing::debug!(node = %reverse_peer.node, reason, "a connection was closed"),
@@ -100,7 +103,7 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
         // The QUIC endpoint stays with its socket, on the worker that accepted it.
         ReverseTransport::Quic(quic) => pool.keep_h3(worker, reverse_peer, &listener, quic, HTTP_START_TIMEOUT).await?,
     };
-    tracing::info!(node = %reverse_peer.node, %source, listener = %listener.name, "a node keeps a connection to us");
+    tracing::info!(node = %reverse_peer.node, %source, listener = %listener.name, "reverse connection accepted");
     reverse_peer.is_newest(number, source.ip());
     let calls = async {
         if let Err(error) =

@@ -62,7 +62,7 @@ impl Channels {
     /// # Errors
     /// The reason why there is no response.
     pub async fn query(&self, reverse_peer: &Arc<ReversePeer>, path: &str) -> Result<StatusCode, String> {
-        let gone = || "its connection is closed".to_owned();
+        let gone = || "the connection is closed".to_owned();
         let worker = reverse_peer.latest().and_then(|worker| self.of(worker)).ok_or_else(gone)?;
         let (reply, answer) = oneshot::channel();
         let query = Query { reverse_peer: reverse_peer.clone(), path: path.to_owned(), reply };

@@ -87,16 +87,16 @@ impl Channel {
                     self.hears();
                     self.decoder.push(bytes);
                     if !self.receive(&mut begun) {
-                        return Poll::Ready("it said what is no record of custody");
+                        return Poll::Ready("invalid custody record");
                     }
                     true
                 }
-                Poll::Ready(Ok(None)) => return Poll::Ready("it was ended"),
+                Poll::Ready(Ok(None)) => return Poll::Ready("the channel was closed"),
                 Poll::Ready(Err(_)) => return Poll::Ready("it broke"),
                 Poll::Pending => has_word,
             };
             if self.out.is_empty() && self.gather(cx) {
-                return Poll::Ready("another one has taken its place");
+                return Poll::Ready("a newer channel has replaced it");
             }
             if self.out.is_empty() {
                 if stream.poll_flush(cx).is_ready() && !has_read {

@@ -60,7 +60,7 @@ const FIRST_START_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_START_TIMEOUT: Duration = Duration::from_secs(8);
 /// The pause after a refusal.
 const REFUSED_RETRY_DELAY: Duration = Duration::from_millis(500);
-const UNWANTED_ANY_MORE: &str = "nobody wants it any more";
+const UNWANTED_ANY_MORE: &str = "no longer needed";
 /// The interval of attempts over QUIC: its first packet is 1,200 bytes long.
 const QUIC_BEACON: Duration = Duration::from_millis(50);
 /// The additional wait for QUIC once TCP has answered.
@@ -176,7 +176,7 @@ impl ChannelDialer {
                     self.office.is_troubled(&self.label, &why);
                     if self.wait.borrow_mut().refused(&why, Instant::now()) {
                         let hint = hint(&error);
-                        tracing::warn!(peer = %self.label, %error, hint, "a channel of custody did not begin; trying again");
+                        tracing::warn!(peer = %self.label, %error, hint, "custody channel failed; retrying");
                     }
                     // A refusing peer will refuse again, so it is asked less often.
                     if !is_late {
@@ -229,7 +229,7 @@ impl ChannelDialer {
                 };
                 tokio::select! {
                     begun = tokio::time::timeout_at(deadline, begin) => begun.map_err(|_| late())?,
-                    () = path.darkness() => return Ok("it is dark again"),
+                    () = path.darkness() => return Ok("the path is down again"),
                 }
             }
         };
@@ -238,12 +238,12 @@ impl ChannelDialer {
         let is_fallback = path.is_some() && self.quic.is_some();
         if self.is_fallback.replace(is_fallback) != is_fallback {
             match is_fallback {
-                true => tracing::info!(peer = %self.label, "QUIC does not get through; custody goes by HTTP/2"),
-                false => tracing::info!(peer = %self.label, "custody goes by QUIC again"),
+                true => tracing::info!(peer = %self.label, "QUIC is blocked; custody uses HTTP/2"),
+                false => tracing::info!(peer = %self.label, "custody uses QUIC again"),
             }
         }
         if self.wait.borrow_mut().up() {
-            tracing::info!(peer = %self.label, "custody goes on: there is a channel again");
+            tracing::info!(peer = %self.label, "custody channel up; exchanges continue");
         }
         let why = self.carry(&mut stream, path.as_mut()).await;
         stream.abort();
@@ -317,11 +317,11 @@ impl ChannelDialer {
             None => {}
             Some(LogEvent::No(error)) => tracing::warn!(
                 %peer, %error, exchanges,
-                "custody waits: nobody takes a channel; see whether that node runs, listens at this port, and can be reached"
+                "custody channel refused; exchanges wait. Check that the node runs, listens at this port, and is reachable"
             ),
             Some(LogEvent::Silence) => tracing::info!(
                 %peer, exchanges,
-                "custody waits: nobody answers; it goes on when the link is up. If it is, see whether something drops packets"
+                "no response to custody channel attempts; exchanges wait until the link is up. If the link is up, check for a firewall that drops packets"
             ),
         }
     }
@@ -429,7 +429,7 @@ impl ChannelDialer {
                 now = look.tick() => {
                     let (is_dark, is_owed) = path.as_mut().map_or((false, false), |path| path.state());
                     if is_dark {
-                        return "its path is dark";
+                        return "the path is down";
                     }
                     if self.office.is_wanted(&self.label) {
                         wanted_at = now;
@@ -456,12 +456,12 @@ impl ChannelDialer {
 fn hint(error: &Error) -> &'static str {
     match error {
         Error::Refused { status, .. } if *status == StatusCode::FORBIDDEN => {
-            "that node does not know this one: give both an `identity`, or list this node's address in that listener's `trust`"
+            "the peer does not trust this node: give both an `identity`, or list this node's address in `trust` of the peer's listener"
         }
         Error::Connect { .. } | Error::Incapable { .. } => {
-            "see whether that is a node of Hermes, and whether the two believe each other's certificates (`identity`, `ca`)"
+            "check that the peer is a Hermes node and that each node trusts the other's certificate (`identity`, `ca`)"
         }
-        _ => "see that node's log",
+        _ => "see the log of that node",
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) async fn handle(
         let office = office.clone();
         Some(Uploading(worker.spawn(async move {
             if let Err(WriteError::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
-                office.fail(id, 400, &format!("its client broke its request: {error}"));
+                office.fail(id, 400, &format!("the client broke off the request: {error}"));
             }
         })))
     };
@@ -128,7 +128,7 @@ pub(crate) async fn handle(
         let is_more_wanted = piece.is_none();
         match response(piece, &reading).map_err(|why| broken(office, id, &peer, &why))? {
             Some(known) => break known,
-            None if is_more_wanted && is_read => return Err(broken(office, id, &peer, "it is cut off")),
+            None if is_more_wanted && is_read => return Err(broken(office, id, &peer, "truncated message")),
             None if is_more_wanted => {
                 let read = poll_fn(|cx| office.poll_read(cx, id, Direction::Response, usize::MAX)).await;
                 let (bytes, is_last) = read.map_err(|failure| failed(forward, &peer, &failure))?;
@@ -279,7 +279,7 @@ fn failed(forward: &Forward<'_>, peer: &Arc<str>, failure: &Failure) -> Error {
 }
 
 fn broken(office: &Arc<CustodyService>, id: ExchangeId, peer: &Arc<str>, why: &str) -> Error {
-    let reason = format!("{peer} holds no response: {why}");
+    let reason = format!("{peer} has no valid response: {why}");
     office.fail(id, 502, &reason);
     super::error_of(peer, &Failure { status: 502, reason: Arc::from(reason) })
 }

@@ -56,7 +56,7 @@ fn lines(fields: &HeaderMap) -> impl Iterator<Item = (&[u8], &[u8])> {
 /// The reason why the head is invalid.
 pub(crate) fn request(control: Control, fields: Vec<Field>) -> Result<http::request::Parts, String> {
     let Control::Request { method, scheme, authority, path } = control else {
-        return Err("it is a response".to_owned());
+        return Err("expected a request, found a response".to_owned());
     };
     if method == Method::CONNECT.as_str() {
         let (mut parts, ()) = Request::new(()).into_parts();
@@ -66,7 +66,8 @@ pub(crate) fn request(control: Control, fields: Vec<Field>) -> Result<http::requ
         parts.headers = head_fields(fields)?;
         return Ok(parts);
     }
-    let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).map_err(|_| "its target is no text".to_owned());
+    let text =
+        |bytes: &Bytes| String::from_utf8(bytes.to_vec()).map_err(|_| "the request target is not UTF-8".to_owned());
     let uri = Uri::builder().scheme(text(&scheme)?.as_str()).authority(text(&authority)?).path_and_query(text(&path)?);
     let (mut parts, ()) = Request::new(()).into_parts();
     parts.method = Method::from_bytes(&method).map_err(|error| error.to_string())?;
@@ -145,7 +146,7 @@ pub(crate) fn response(piece: Option<Piece>, reading: &Reading) -> Result<Option
             *response.headers_mut() = head_fields(fields)?;
             Ok(Some(ResponseHead { response, length: reading.read() }))
         }
-        Some(Piece::Head(Control::Request { .. }, _)) => Err("it is a request".to_owned()),
+        Some(Piece::Head(Control::Request { .. }, _)) => Err("expected a response, found a request".to_owned()),
         _ => Ok(None),
     }
 }

@@ -106,7 +106,7 @@ impl BoxedStream for CustodyStream {
     fn abort(&mut self) {
         if !(self.has_read_end && self.has_written_end) {
             let who = if self.writes == Direction::Request { "client" } else { "server" };
-            self.office.fail(self.id, 502, &format!("the {who} broke it off"));
+            self.office.fail(self.id, 502, &format!("the {who} reset the stream"));
         }
     }
 }

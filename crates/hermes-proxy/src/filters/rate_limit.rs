@@ -62,9 +62,9 @@ pub(crate) async fn handle(
                 let (event, why) = match denied {
                     Denied::Full => {
                         metrics.limit("upstream-rate-limit-queue");
-                        ("queue-full", "as many requests wait for it as may (`upstream-rate-limit.queue`)")
+                        ("queue-full", "queue full (`upstream-rate-limit.queue`)")
                     }
-                    Denied::Late => ("expired", "it was not its turn in time (`upstream-rate-limit.deadline`)"),
+                    Denied::Late => ("expired", "deadline exceeded (`upstream-rate-limit.deadline`)"),
                 };
                 metrics.rate_limited(route, event);
                 return last.ok_or_else(|| Error::RateLimited { route: route.clone(), why });

@@ -59,7 +59,7 @@ impl Packet {
         action: Option<&Action>,
     ) -> String {
         let Some(action @ (Action::Upstream(_) | Action::Device(_))) = action else {
-            return self.dropped("no-session", "the session that it would go to is denied");
+            return self.dropped("no-session", "the session for this packet is denied");
         };
         let scope = network.map_or_else(
             || [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|any| IpNet::new_assert(any, 0)).to_vec(),
@@ -85,7 +85,7 @@ impl Packet {
         let source = IpNet::from(self.source);
         let given = gives(gateway, source).then(|| Route::to(prefix_of(source)));
         let rules = Rules { here: scope, there: given.into_iter().collect(), protocol };
-        let whose = format!("the route gives nobody {}", self.source);
+        let whose = format!("the route assigns {} to no client", self.source);
         if let Some(dropped) = self.reason(self.verdict(&rules, Direction::In), &whose, network) {
             return dropped;
         }
@@ -96,9 +96,9 @@ impl Packet {
     fn reason(&self, verdict: Verdict, whose: &str, network: Option<IpNet>) -> Option<String> {
         let Verdict::Drop(reason, _) = verdict else { return None };
         let why = match reason {
-            "not-unicast" => "both of its addresses have to be one host's".to_owned(),
+            "not-unicast" => "source and destination must be addresses of single hosts".to_owned(),
             "source-not-assigned" => whose.to_owned(),
-            "too-big" => format!("its sender is told that {} bytes fit", self.mtu),
+            "too-big" => format!("the sender receives an ICMP error: {} bytes fit", self.mtu),
             _ => match network {
                 Some(network) => format!(
                     "the session carries packets to {network} and of its protocol, between hosts that are not on one link"

@@ -120,7 +120,7 @@ impl End {
         let wanted: Vec<Address> = wanted.map(|address| Address { request: 0, prefix: prefix_of(address) }).collect();
         let mut this = Self::new(link, Side::Asks { network, wanted, answered: false, passing: false }, rules);
         if matches!(this.link, Link::Device { .. }) && this.claim(network, owner, true).is_err() {
-            return Err(format!("another session takes packets for {network}"));
+            return Err(format!("another session receives the packets for {network}"));
         }
         this.request_addresses();
         Ok(this)
@@ -251,7 +251,7 @@ impl End {
         if let Some((within, timer)) = &mut self.patience
             && timer.as_mut().poll(cx).is_ready()
         {
-            let reason = format!("it assigned no address within {within:?}");
+            let reason = format!("the peer assigned no address within {within:?}");
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, reason)));
         }
         self.link.poll_finished(cx).map(|()| Ok(false))

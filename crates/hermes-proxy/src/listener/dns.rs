@@ -98,9 +98,9 @@ impl Forwarded {
         {
             let (listener, servers) = (&self.listener, &self.servers);
             if servers.is_empty() {
-                tracing::warn!(%listener, more, "no DNS server but this node is known; name others by `forward`");
+                tracing::warn!(%listener, more, "no DNS server other than this node is configured; name one in `forward`");
             } else {
-                tracing::warn!(%listener, ?servers, more, "no DNS server answers");
+                tracing::warn!(%listener, ?servers, more, "no DNS server responds");
             }
         }
         answer.unwrap_or_else(|| self.question.answer(&Answer::Failed, 0))
@@ -290,7 +290,7 @@ impl Server {
 /// Sends an answer. A lost answer makes the client retry, as with any datagram.
 fn send(worker: &Worker, socket: &UdpSocket, to: SocketAddr, answer: &Bytes) {
     if let Err(error) = socket.try_send(to, answer, answer.len().max(1)) {
-        tracing::debug!(%to, %error, "an answer could not be sent");
+        tracing::debug!(%to, %error, "cannot send a DNS response");
         worker.shared.metrics.dropped("send-failed", 1);
     }
 }

@@ -85,7 +85,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, io: 
     let mut http = match begin(io, &bounds, &limits).await {
         Ok(http) => http,
         Err(error) => {
-            tracing::debug!(source = %client.source, %error, "HTTP/2 did not begin");
+            tracing::debug!(source = %client.source, %error, "HTTP/2 handshake failed");
             return;
         }
     };

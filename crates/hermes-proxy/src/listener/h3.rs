@@ -398,7 +398,7 @@ fn lengths(headers: &HeaderMap) -> Result<(), FieldError> {
     if is_number && lines.all(|uplink| uplink == first) {
         return Ok(());
     }
-    Err(FieldError::Malformed("its content-length is no number, or there are two".to_owned()))
+    Err(FieldError::Malformed("content-length is not a number, or differs between fields".to_owned()))
 }
 
 /// Rejects an invalid request: with 431 if it is too large, otherwise with a stream reset.

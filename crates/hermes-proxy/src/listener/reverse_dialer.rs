@@ -98,14 +98,14 @@ fn begin(worker: &Rc<Worker>, listener: &Arc<str>, upstream: &Arc<UpstreamState>
     if upstream.endpoints.len() > MAX_ENDPOINTS {
         worker.shared.metrics.limit("dial-endpoints");
         let (name, most) = (&upstream.config.name, MAX_ENDPOINTS);
-        tracing::warn!(%listener, upstream = %name, most, "connections are kept to the first endpoints only");
+        tracing::warn!(%listener, upstream = %name, most, "too many endpoints; reverse connections are dialled to the first ones only");
     }
     for index in 0..upstream.endpoints.len().min(MAX_ENDPOINTS) {
         let Target::Address { group, .. } = &upstream.endpoints[index].target else { continue };
         let tls = match tls_of(worker, upstream) {
             Ok(tls) => tls,
             Err(error) => {
-                tracing::error!(%listener, upstream = %upstream.config.name, %error, "no connection can be kept");
+                tracing::error!(%listener, upstream = %upstream.config.name, %error, "cannot dial reverse connections");
                 break;
             }
         };
@@ -233,11 +233,11 @@ impl DialTask {
                 match self.dial(number, &mut before, &mut network).await {
                     Ok(dialled) => {
                         is_told = false;
-                        tracing::info!(listener = %self.listener, endpoint = %self.label(), "a connection is kept");
+                        tracing::info!(listener = %self.listener, endpoint = %self.label(), "reverse connection up");
                         // Make before break: earlier connections finish their sessions if they can.
                         for old in before.drain(..) {
                             if old.is_given_up {
-                                old.connection.kill.set("its path is gone, and another connection has taken its place");
+                                old.connection.kill.set("the path is down; another connection has replaced this one");
                             }
                             old.connection.start_drain(&self.worker);
                         }
@@ -252,7 +252,7 @@ impl DialTask {
                     Err(error) => {
                         losses.failed();
                         if !std::mem::replace(&mut is_told, true) {
-                            tracing::warn!(listener = %self.listener, endpoint = %self.label(), %error, "no connection can be kept; trying again");
+                            tracing::warn!(listener = %self.listener, endpoint = %self.label(), %error, "reverse connection failed; retrying");
                         }
                     }
                 }
@@ -330,12 +330,12 @@ impl DialTask {
         };
         let why = match tokio::time::timeout(DIAL_TIMEOUT, judged).await {
             Ok(None) => return Ok(dialled),
-            Ok(Some(ReplaceReason::Silent)) => "nothing is heard of it since TLS was done",
-            Ok(Some(ReplaceReason::Leaving)) => "it takes no more connections: it is about to end",
+            Ok(Some(ReplaceReason::Silent)) => "no data since the TLS handshake",
+            Ok(Some(ReplaceReason::Leaving)) => "the peer accepts no more connections: it is shutting down",
             Ok(Some(_)) => {
-                "it did not take the connection: it does not know this node's certificate, or has no upstream that names it"
+                "the peer rejected the connection: it does not trust this node's certificate, or has no upstream that names this node"
             }
-            Err(_) => "it took the connection and did not call in time: it may be overloaded",
+            Err(_) => "the peer accepted the connection but did not use it in time: it may be overloaded",
         };
         // No task keeps the connection from now on.
         dialled.connection.kill.set(why);
@@ -367,14 +367,14 @@ impl DialTask {
         uplink: Rc<UplinkConnection>,
     ) -> std::io::Result<Dialled> {
         let generation = self.worker.generation();
-        let gone = || std::io::Error::other("its listener is gone");
+        let gone = || std::io::Error::other("the listener was removed");
         let listener = generation.listener(&self.listener).ok_or_else(gone)?;
         let (uris, is_quic) = match &carrier {
             ReverseTransport::Tcp(io) => (tls::peer_uris(io), false),
             ReverseTransport::Quic(quic) => (quic::peer_uris(quic), true),
         };
         let trust = trust_of(&self.worker, listener, uris, remote)?;
-        let full = || std::io::Error::other("limits.connections of this node is reached");
+        let full = || std::io::Error::other("limits.connections of this node reached");
         let guard = ConnectionGuard::take(&self.worker, listener.clone(), remote, &trust).ok_or_else(full)?;
         let connection = guard.connection.clone();
         connection.is_kept.set(true);

@@ -200,7 +200,7 @@ impl Flows {
                 known.queue.replace_socket(own.clone());
                 self.worker.spawn(feed(self.worker.clone(), own, source, known.queue.clone()));
             }
-            Err(error) => tracing::warn!(%source, %error, "a UDP flow could not be kept: its listener is gone"),
+            Err(error) => tracing::warn!(%source, %error, "UDP flow closed: its listener was removed"),
         }
     }
 }

@@ -49,11 +49,10 @@ impl Node {
         if self.inherited.is_empty() {
             tracing::warn!(
                 directory = %shown,
-                "another process has the journal of custody, and this node accepts no custody until that process exits; a node \
-                 that runs beside it needs another `state`"
+                "another process uses the custody journal; this node accepts no custody until that process exits. Give each node its own `state`"
             );
         } else {
-            tracing::info!(directory = %shown, "another process has the journal of custody; waiting for it to go");
+            tracing::info!(directory = %shown, "another process uses the custody journal; waiting until it exits");
         }
         self.background.spawn(async move {
             // The release of a file lock signals no event.
@@ -65,8 +64,7 @@ impl Node {
                     Err(error) => {
                         tracing::error!(
                             directory = %directory.display(), %error,
-                            "the journal of custody cannot be read, and nothing is taken into custody; see to that directory, \
-                             and start the node again"
+                            "cannot read the custody journal; this node accepts no custody. Repair or remove the directory, and restart the node"
                         );
                         return custody.give_up();
                     }

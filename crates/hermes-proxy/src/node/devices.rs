@@ -163,7 +163,7 @@ impl Node {
                 continue;
             }
             if tun::is_there(name, former.index) {
-                tracing::info!(device = %name, "waiting until the device of before is gone");
+                tracing::info!(device = %name, "waiting until the previous device is deleted");
             }
             while tun::is_there(name, former.index) {
                 if !matches!(tokio::time::timeout_at(deadline, network.changed()).await, Ok(Ok(()))) {
@@ -288,7 +288,7 @@ impl Node {
             let mut answered = held.device.answered.subscribe();
             let all = answered.wait_for(|count| *count >= held.wanted);
             if tokio::time::timeout_at(deadline, all).await.is_err() {
-                tracing::warn!(device = %held.device.name, "taken over though not all that it captures has a far end");
+                tracing::warn!(device = %held.device.name, "device taken over before all captured prefixes have a tunnel");
             }
         }
     }
@@ -299,7 +299,7 @@ impl Node {
         let has_some = taken.peek().is_some();
         for held in taken {
             if let Some(Err(error)) = held.told.as_ref().map(|told| told.read(&held.device)) {
-                tracing::warn!(device = %held.device.name, %error, "it is not known whose addresses are whose");
+                tracing::warn!(device = %held.device.name, %error, "the owners of assigned addresses are unknown");
             }
             held.device.net().own();
             held.device.reads.send_replace(true);
@@ -324,7 +324,7 @@ impl Node {
             let parting = held.parting.get_mut().unwrap_or_else(PoisonError::into_inner).take();
             let Some(Parting { passage, told }) = parting else { continue };
             if let Err(error) = told.write(&held.device) {
-                tracing::warn!(device = %name, %error, "the successor does not hear whose addresses are whose");
+                tracing::warn!(device = %name, %error, "cannot send the owners of assigned addresses to the successor");
             }
             for share in &mut passages {
                 match passage.try_clone() {

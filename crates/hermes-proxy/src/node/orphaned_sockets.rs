@@ -32,7 +32,7 @@ impl Node {
             let sockets = self.inherited.remove(&label).into_iter().flatten().map(Into::into).collect();
             match Group::open(sockets, self.ways_to(&label)) {
                 Ok(group) => self.orphans.push(OrphanedSocket { label, group, reading: None }),
-                Err(error) => tracing::warn!(%label, %error, "connections of the process before this one will end"),
+                Err(error) => tracing::warn!(%label, %error, "connections of the previous process will end"),
             }
         }
         self.inherited.clear();
@@ -42,7 +42,7 @@ impl Node {
     pub(super) fn read_orphans(&mut self) {
         for orphan in self.orphans.iter_mut().filter(|orphan| orphan.reading.is_none()) {
             steer_quic(&orphan.group);
-            tracing::info!(socket = orphan.label, "no listener is here any more; its connections of before go on");
+            tracing::info!(socket = orphan.label, "listener removed; connections of the previous process continue");
             orphan.reading = Some(self.background.spawn(read(orphan.group.clone())));
         }
     }
@@ -77,7 +77,7 @@ async fn read(group: Arc<Group>) {
     let open = |slot| Server::open(&group, slot, None, None, 0, &tasks);
     let servers: std::io::Result<Vec<Server>> = (0..=u8::MAX).take(group.len()).map(open).collect();
     if let Err(error) = &servers {
-        tracing::warn!(%error, "connections of the process before this one will end");
+        tracing::warn!(%error, "connections of the previous process will end");
         return;
     }
     // The exit of another process signals no event here.

@@ -52,7 +52,7 @@ fn redecide_one(generation: &Generation, entry: &SessionEntry) {
         return;
     }
     if !still_proves(generation, listener, &entry.facts, entry.accepted_from()) {
-        entry.end.set(Error::Reconfigured("its user is no longer bound to the node that asserted it".to_owned()));
+        entry.end.set(Error::Reconfigured("the user is no longer bound to the node that named it".to_owned()));
         return;
     }
     match decide(&entry.facts, &generation.snapshot) {
@@ -71,7 +71,7 @@ fn redecide_one(generation: &Generation, entry: &SessionEntry) {
                 // A move that is no longer wanted is cancelled.
                 entry.moved.take();
             } else if let Some(status) = refusal(&route, entry.facts.kind) {
-                entry.end.set(Error::Reconfigured(format!("route {} answers {status} now", route.name)));
+                entry.end.set(Error::Reconfigured(format!("route {} now responds with {status}", route.name)));
             } else if route.moves_sessions(entry.facts.kind) {
                 let under_way = entry.moved.borrow().as_ref().is_some_and(same);
                 if !under_way {

@@ -56,7 +56,7 @@ impl Node {
         let resting = self.resting_here.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Err(error)) = resting.filter(|_| handed).map(|fd| rewrite_text(&fd, &self.services.given.resting()))
         {
-            tracing::warn!(%error, "the successor does not hear which addresses wait for their owners");
+            tracing::warn!(%error, "cannot send the reserved addresses to the successor");
         }
         self.all_do(|done| Command::Close { handed, passages: passages.pop().unwrap_or_default(), done }).await;
         if handed {

@@ -357,7 +357,7 @@ impl Forward<'_> {
         match result {
             // The client did not request a switch (RFC 9110, 15.2.2) and would misread the following bytes.
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                AttemptOutcome::failed(response.body().context().broken("it switches protocols unasked", false))
+                AttemptOutcome::failed(response.body().context().broken("unexpected protocol switch", false))
             }
             Ok(response) => match self.check_head(&response.body().context().peer, response.headers(), is_node) {
                 Ok(()) => AttemptOutcome::Response(response),

@@ -145,7 +145,8 @@ pub(crate) async fn device(
     let late = |missing| Error::ConnectTimeout { peer: gateway.device.clone(), missing, after: within };
     let by = Instant::now() + within;
     let local = worker.devices.get_by(&gateway.device, by).await;
-    let local = local.ok_or_else(|| late("open on this worker: somebody deleted it, or its queue cannot be read"))?;
+    let local =
+        local.ok_or_else(|| late("open on this worker: another program deleted it, or its queue is unreadable"))?;
     // During a takeover, this process receives the device only after the far ends of its captures are open. A capture
     // whose far end is this device counts as open, since it would wait for itself.
     if !*local.device.reads.borrow()

@@ -43,16 +43,15 @@ pub(crate) fn accept(worker: &Rc<Worker>, request: &Request<'_>) -> SessionOutco
         if worker.services.custody.refuses(facts.source.ip()) {
             tracing::warn!(
                 neighbour = %facts.source.ip(), listener = %facts.listener,
-                "a neighbour was refused custody, since it has not proven who it is: give that node an `identity` and have this \
-                 listener ask for it (tls: {{client: required}}), or list its address in the listener's `trust`"
+                "custody refused: the neighbour is not authenticated. Give it an `identity` and request it at this listener (tls: {{client: required}}), or list its address in `trust` of the listener"
             );
         }
-        let reason = "only nodes of the overlay give exchanges into custody".to_owned();
+        let reason = "only nodes of the overlay may send exchanges into custody".to_owned();
         let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
         return fail(session, &Error::Denied { status, reason, label });
     };
     if !worker.services.custody.is_ready() {
-        return fail(session, &Error::Limit("another process of this node still has its journal of custody"));
+        return fail(session, &Error::Limit("another process of this node still uses the custody journal"));
     }
     if !session.take_tunnel(generation.snapshot.limits.tunnels) {
         return fail(session, &Error::Limit("tunnels of this node"));
@@ -122,7 +121,7 @@ pub(crate) async fn carry_accepted(
     drop(channel);
     stream.abort();
     // The connection carried nothing else, and unsent records are useless.
-    session.entry.close_connection("its custody channel was closed");
+    session.entry.close_connection("the custody channel was closed");
 }
 
 /// Starts a session for an exchange of a neighbour.

@@ -91,23 +91,25 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
     }
     office.accept_local(id, false);
     let head = response_head(parts.status, &parts.headers);
-    let (first, is_last) =
-        if let Some(RestoredExchange { response, .. }) = resumed.filter(|resumed| resumed.response.offset > 0) {
-            match origin_replay::prove(worker, id, response.offset, &parts, &mut body).await {
-                Ok(behind) => behind,
-                Err(ReplayMismatch::Differs(what)) => {
-                    let reason = format!("the origin answers otherwise than before this node was restarted: {what}");
-                    return office.fail(id, 502, &reason);
-                }
-                Err(ReplayMismatch::Broken(error)) => {
-                    return office.fail(id, 502, &format!("the answer broke off: {error}"));
-                }
+    let (first, is_last) = if let Some(RestoredExchange { response, .. }) =
+        resumed.filter(|resumed| resumed.response.offset > 0)
+    {
+        match origin_replay::prove(worker, id, response.offset, &parts, &mut body).await {
+            Ok(behind) => behind,
+            Err(ReplayMismatch::Differs(what)) => {
+                let reason =
+                    format!("the response of the origin differs from the one before this node was restarted: {what}");
+                return office.fail(id, 502, &reason);
             }
-        } else if body.is_end_stream() {
-            (with_end(&head), true)
-        } else {
-            (head, false)
-        };
+            Err(ReplayMismatch::Broken(error)) => {
+                return office.fail(id, 502, &format!("the response was interrupted: {error}"));
+            }
+        }
+    } else if body.is_end_stream() {
+        (with_end(&head), true)
+    } else {
+        (head, false)
+    };
     if is_last {
         // After the end no reader waits for it.
         let _ = poll_fn(|cx| office.poll_append(cx, id, Direction::Response, &first, true)).await;
@@ -115,7 +117,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
     }
     let mut writing = Writing::new(office.clone(), id, Direction::Response, first, body).bound(&entry);
     if let Err(WriteError::Body(error)) = poll_fn(|cx| writing.poll(cx)).await {
-        office.fail(id, 502, &format!("the answer broke off: {error}"));
+        office.fail(id, 502, &format!("the response was interrupted: {error}"));
     }
 }
 
@@ -124,7 +126,7 @@ fn may_be_done(intent: Option<Intent>, request: &Request<'_>) -> Option<&'static
     match intent? {
         Intent::Certain => Some("this node was restarted after it had sent the request to the origin"),
         Intent::Possible if request.facts.method.is_idempotent() => None,
-        Intent::Possible => Some("this node was restarted, and its journal of custody is damaged"),
+        Intent::Possible => Some("this node was restarted, and its custody journal is damaged"),
     }
 }
 
@@ -205,7 +207,7 @@ async fn read_head(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId, is
     }
     let generation = worker.generation();
     let Some(listener) = generation.listener(&way.listener) else {
-        office.fail(id, 503, "the listener that it came to is gone");
+        office.fail(id, 503, "the listener of the exchange was removed");
         return None;
     };
     let body = if is_bare {
@@ -229,7 +231,7 @@ async fn lead_on(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId) {
     let office = &worker.services.custody;
     let known = match forward::await_head(worker, id, &way.peer).await {
         Ok(known) => known,
-        Err(error) => return tracing::debug!(%id, %error, "an exchange of before came to nothing"),
+        Err(error) => return tracing::debug!(%id, %error, "an exchange of the previous process failed"),
     };
     let (response, theirs) = known;
     let (mut parts, ()) = response.into_parts();
@@ -241,7 +243,7 @@ async fn lead_on(worker: &Rc<Worker>, way: &InboundChannel, id: ExchangeId) {
             let vars = TemplateValues { facts: &request.facts, node: &generation.snapshot.node };
             clean_response(&mut parts, &generation.via, route.and_then(|route| route.rewrite.as_ref()), &vars)
         }
-        None => Err(Error::Internal("the head of its request is not to be had any more".to_owned())),
+        None => Err(Error::Internal("the head of the request is no longer available".to_owned())),
     };
     match cleaned {
         Ok(()) => office.settle_response(id, theirs, response_head(parts.status, &parts.headers)),

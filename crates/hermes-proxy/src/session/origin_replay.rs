@@ -53,14 +53,14 @@ pub(super) async fn prove(
                     before == parts.headers.get(name).map(http::HeaderValue::as_bytes)
                 };
                 if !status || !SAME.iter().all(same) {
-                    return Err(ReplayMismatch::Differs("its status, or what it says of its content"));
+                    return Err(ReplayMismatch::Differs("status or content fields"));
                 }
             }
             Some(Piece::Content(before)) => {
                 let mut before = &before[..];
                 while !before.is_empty() {
                     if now.is_empty() {
-                        now = next(body).await?.ok_or(ReplayMismatch::Differs("it is shorter"))?;
+                        now = next(body).await?.ok_or(ReplayMismatch::Differs("shorter content"))?;
                     }
                     let both = before.len().min(now.len());
                     if before[..both] != now.split_to(both)[..] {
@@ -70,7 +70,7 @@ pub(super) async fn prove(
                 }
             }
             // A complete response is never requested again.
-            Some(Piece::End(_)) => return Err(ReplayMismatch::Differs("it was over")),
+            Some(Piece::End(_)) => return Err(ReplayMismatch::Differs("longer content")),
             None if at < kept => {
                 let length = (kept - at).min(READ);
                 let bytes = office.read_back(id, Direction::Response, at, length).await;

@@ -359,7 +359,7 @@ impl Relay<'_> {
         tracing::info!(
             listener = %facts.listener, %network, user = %facts.user.as_deref().unwrap_or_default(), route = %route.name, %from,
             to = %self.peer.as_deref().unwrap_or_default(),
-            reason = %if is_led { "the document leads it there" } else { "its far end goes, or is better reached another way" },
+            reason = %if is_led { "the document changed its route" } else { "its far end is shutting down, or another path is better" },
             "a session has moved"
         );
     }
@@ -373,11 +373,11 @@ impl Relay<'_> {
         // A flow may stay on its own route.
         if failure.is_final && entry.moved.borrow().is_some() {
             let route = &moving.route.name;
-            return Err(Error::Reconfigured(format!("it would go by route {route} now: {}", failure.reason)));
+            return Err(Error::Reconfigured(format!("route {route} matches now: {}", failure.reason)));
         }
         if moving.rest(&self.session.worker) {
             let (reason, route) = (&failure.reason, &moving.route.name);
-            tracing::warn!(reason, %route, "a flow could not move; it stays where it is, and tries again");
+            tracing::warn!(reason, %route, "cannot move a flow; it stays on its tunnel and retries");
         }
         Ok(())
     }

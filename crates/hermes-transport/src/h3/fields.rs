@@ -74,10 +74,10 @@ impl Section {
 
     fn add_pseudo(&mut self, name: &[u8], value: &[u8]) -> Result<(), FieldError> {
         let Some(known) = PSEUDO.into_iter().find(|known| known.as_bytes() == name) else {
-            return malformed("a pseudo-header field that nobody knows");
+            return malformed("unknown pseudo-header field");
         };
         if !self.fields.is_empty() || self.pseudo.iter().any(|(other, _)| *other == known) {
-            return malformed(format!("{known} stands twice, or behind other fields"));
+            return malformed(format!("{known} is repeated, or follows regular fields"));
         }
         match String::from_utf8(value.to_vec()) {
             Ok(value) => self.pseudo.push((known, value)),
@@ -88,7 +88,7 @@ impl Section {
 
     fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), FieldError> {
         let (Ok(name), Ok(value)) = (HeaderName::from_lowercase(name), HeaderValue::from_bytes(value)) else {
-            return malformed("a field's name or value has characters that it must not have");
+            return malformed("invalid character in a field name or value");
         };
         let is_of_connection = [CONNECTION, TRANSFER_ENCODING, UPGRADE].contains(&name)
             || ["keep-alive", "proxy-connection"].contains(&name.as_str());
@@ -116,7 +116,7 @@ impl Section {
     fn has_no_more(&self) -> Result<(), FieldError> {
         match self.pseudo.first() {
             None => Ok(()),
-            Some((name, _)) => malformed(format!("{name} has no place here")),
+            Some((name, _)) => malformed(format!("{name} is not allowed here")),
         }
     }
 }
@@ -140,13 +140,13 @@ pub fn read_request(block: Bytes, bounds: Bounds) -> Result<request::Parts, Fiel
     let is_plain_connect = method == Method::CONNECT && protocol.is_none();
     if is_plain_connect {
         if scheme.is_some() || path.is_some() || authority.is_none() {
-            return malformed("CONNECT has :authority, and neither :scheme nor :path");
+            return malformed("CONNECT requires :authority without :scheme and :path");
         }
     } else if scheme.is_none() || path.is_none() {
         return malformed("a request without :scheme or :path");
     }
     if protocol.is_some() && (method != Method::CONNECT || authority.is_none()) {
-        return malformed(":protocol goes with CONNECT and :authority");
+        return malformed(":protocol requires CONNECT and :authority");
     }
     let hosts = section.fields.get_all(HOST).iter().count();
     let agrees = |host: &HeaderValue| {

@@ -102,7 +102,7 @@ impl Drop for LogWriter {
         // Without senders (the workers have ended), the thread writes the rest and ends.
         self.sender = LogSender(sync_channel(0).0);
         if self.ended.recv_timeout(LAST_WORDS) == Err(RecvTimeoutError::Timeout) {
-            tracing::error!("the access log takes nothing; its last records are lost");
+            tracing::error!("the access log accepts no data; its last entries are lost");
         }
     }
 }
@@ -185,16 +185,16 @@ fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target, los
             }
             match &written {
                 Err((_, error)) if !fails => {
-                    tracing::error!(%error, "cannot write the access log; its records are lost until it can be written");
+                    tracing::error!(%error, "cannot write the access log; entries are lost until it is writable");
                 }
-                Ok(()) if fails => tracing::info!("the access log is written again"),
+                Ok(()) if fails => tracing::info!("the access log is writable again"),
                 _ => {}
             }
             fails = written.is_err();
         }
         match look.then(|| next.take()).flatten().map(|log| open(&log)) {
             Some(Ok(opened)) => *target = opened,
-            Some(Err(error)) => tracing::error!(%error, "the access log cannot be opened again; the old one is kept"),
+            Some(Err(error)) => tracing::error!(%error, "cannot reopen the access log; still writing the old file"),
             None => {}
         }
     }

@@ -286,7 +286,7 @@ impl SessionEntry {
     pub fn end_for_good(&self, error: Error) {
         self.end.set(error);
         if let Some(connection) = self.connection.as_ref().filter(|connection| !connection.is_shared.get()) {
-            connection.kill.set("a session on it made no progress");
+            connection.kill.set("a session on this connection made no progress");
         }
     }
 
@@ -445,7 +445,7 @@ impl Drop for Session {
             entry.error.borrow_mut().get_or_insert(error);
         }
         if entry.status.get() == 0 && entry.error.borrow().is_none() {
-            entry.fail(&Error::ClientGone("before there was an answer".to_owned()));
+            entry.fail(&Error::ClientGone("before the response".to_owned()));
         }
         let route = entry.route.borrow();
         let error = entry.error.borrow();
@@ -515,7 +515,7 @@ impl SessionTables {
             let limit = entry.limit();
             let silent = Duration::from_millis(now.saturating_sub(entry.touched.get()));
             if silent >= CLIENT_GONE_CHECK_AFTER && entry.is_left(silent) {
-                let gone = "it closed the connection before it had its answer";
+                let gone = "the client closed the connection before the response";
                 entry.fail(&Error::ClientGone(gone.to_owned()));
                 // All requests on the connection end with it, as after a failed read.
                 entry.close_connection(gone);
@@ -563,7 +563,7 @@ impl SessionTables {
     /// Ends the sessions of a listener that now opens its sessions differently.
     pub fn end_sessions_of(&self, listener: &str) {
         for (_, entry) in self.sessions.borrow().iter().filter(|(_, entry)| &*entry.facts.listener == listener) {
-            entry.end.set(Error::Reconfigured("its listener is another one now".to_owned()));
+            entry.end.set(Error::Reconfigured("the listener was replaced".to_owned()));
         }
     }
 

@@ -121,7 +121,7 @@ impl Receiver {
         if is_wrong {
             // Later stages would take the first bytes for the complete body.
             self.held = None;
-            self.failed = Some(self.malformed("another length than content-length says"));
+            self.failed = Some(self.malformed("length differs from content-length"));
         }
     }
 
@@ -224,7 +224,7 @@ impl Receiver {
                 if let Some(missing) = &mut self.missing {
                     match missing.checked_sub(chunk.len() as u64) {
                         Some(left) => *missing = left,
-                        None => return Poll::Ready(Some(Err(self.malformed("more bytes than content-length says")))),
+                        None => return Poll::Ready(Some(Err(self.malformed("more bytes than content-length")))),
                     }
                 }
                 Poll::Ready(Some(Ok(chunk)))
@@ -233,7 +233,7 @@ impl Receiver {
                 Poll::Ready(Some(Err(self.unexpected("HEADERS in a tunnel"))))
             }
             Some(Ok(Frame::Headers(_))) if self.missing.is_some_and(|missing| missing > 0) => {
-                Poll::Ready(Some(Err(self.malformed("fewer bytes than content-length says"))))
+                Poll::Ready(Some(Err(self.malformed("fewer bytes than content-length"))))
             }
             Some(Ok(Frame::Headers(block))) => {
                 self.trailers = Some(block);
@@ -244,7 +244,7 @@ impl Receiver {
             }
             Some(Err(error)) => Poll::Ready(Some(Err(error))),
             None if self.missing.is_some_and(|missing| missing > 0) => {
-                Poll::Ready(Some(Err(self.malformed("fewer bytes than content-length says"))))
+                Poll::Ready(Some(Err(self.malformed("fewer bytes than content-length"))))
             }
             None => Poll::Ready(None),
         }
@@ -257,7 +257,7 @@ impl Receiver {
         }
         match ready!(self.poll_frame(cx)) {
             None => {}
-            Some(Ok(frame)) => return Poll::Ready(Err(self.stray(&frame, "a frame behind the trailers"))),
+            Some(Ok(frame)) => return Poll::Ready(Err(self.stray(&frame, "frame after the trailers"))),
             Some(Err(error)) => return Poll::Ready(Err(error)),
         }
         let Some(block) = self.trailers.take() else { return Poll::Ready(Ok(None)) };

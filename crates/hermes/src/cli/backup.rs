@@ -111,14 +111,13 @@ fn status(access: &Access, is_json: bool) -> anyhow::Result<ExitCode> {
 fn confirm(access: &Access, is_certain: bool) -> anyhow::Result<ExitCode> {
     let before = block_on(access.get(Method::GET, "/v1/restored", Vec::new()))?;
     if before["unconfirmed"] != true {
-        super::print("there is nothing to confirm\n")?;
+        super::print("nothing to confirm\n")?;
         return Ok(ExitCode::SUCCESS);
     }
     let missing = missing(&before);
     anyhow::ensure!(
         is_certain || missing.is_empty(),
-        "these nodes are not back, and may know revocations that the store has lost: {missing}. Wait for them, or revoke \
-         those keys again and add --yes"
+        "these nodes have not reconnected and may have revocations that the store has lost: {missing}. Wait for them, or revoke those keys again and add --yes"
     );
     let answer = block_on(access.get(Method::POST, "/v1/restored", Vec::new()))?;
     let missing = if missing.is_empty() { String::new() } else { format!(", without {missing}") };

@@ -94,7 +94,7 @@ impl Ca {
 fn render(answer: &Value) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
-    for (key, word) in [("signs", "signs"), ("next", "is to sign"), ("leaving", "has signed before")] {
+    for (key, word) in [("signs", "signs"), ("next", "is to sign"), ("leaving", "signed before")] {
         let one = &answer[key];
         let Some(subject) = one["subject"].as_str() else { continue };
         let fingerprint = one["fingerprint"].as_str().unwrap_or_default();
@@ -124,9 +124,9 @@ fn render(answer: &Value) -> String {
         let _ = writeln!(text, "node {} {state}", node["name"].as_str().unwrap_or_default());
     }
     text += match (stage, lacking) {
-        ("leaving", 0) => "all are there: `hermes ca finish` ends the trust in the old one\n",
-        ("leaving", _) => "`hermes ca finish` ends the trust in the old one, when all are there\n",
-        _ => "it signs as soon as all nodes that are connected trust it\n",
+        ("leaving", 0) => "all nodes have it: `hermes ca finish` ends the trust in the old CA\n",
+        ("leaving", _) => "`hermes ca finish` ends the trust in the old CA, once all nodes have the new one\n",
+        _ => "it signs once all connected nodes trust it\n",
     };
     text
 }

@@ -154,7 +154,7 @@ impl Run {
             return Err(SealError::File { file: file.clone(), why: why.to_owned() });
         }
         let seal = Seal::create(file)?;
-        tracing::info!(file = %file.display(), "a new seal; without it the authority's key is lost");
+        tracing::info!(file = %file.display(), "new seal file; keep a copy, because the CA's key is lost without it");
         Ok(Some(seal))
     }
 

@@ -155,7 +155,7 @@ fn addresses(report: &mut Report, snapshot: &Snapshot, running: Option<&Running>
 fn address(report: &mut Report, what: &str, free: io::Result<()>, running_has_it: bool) {
     let Err(error) = free else { return report.good(what, "free") };
     if error.kind() == io::ErrorKind::AddrInUse && running_has_it {
-        return report.good(what, "the running node has it");
+        return report.good(what, "in use by the running node");
     }
     report.bad(what, &error.to_string(), hermes_net::host::bind_remedy(&error));
 }
@@ -186,12 +186,15 @@ fn can_append(path: &Path) -> Result<&'static str, (String, String)> {
     };
     let shown = directory.display();
     if !directory.is_dir() {
-        return Err((format!("there is no directory {shown}"), "Make the directory, or name another file".to_owned()));
+        return Err((
+            format!("directory {shown} does not exist"),
+            "Make the directory, or name another file".to_owned(),
+        ));
     }
     match access(directory, AccessFlags::W_OK | AccessFlags::X_OK) {
         Ok(()) => Ok("can be made"),
         Err(error) => Err((
-            format!("nothing can be made in {shown}: {}", io::Error::from(error)),
+            format!("cannot create files in {shown}: {}", io::Error::from(error)),
             "Let the node's user write to the directory, or name another file".to_owned(),
         )),
     }

@@ -182,7 +182,7 @@ impl Explain {
             ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
             ListenerProtocol::Dns(_) => {
-                bail!("listener {} answers questions, and no session begins there; name another", listener.name)
+                bail!("listener {} only answers DNS queries; name another listener", listener.name)
             }
             ListenerProtocol::Socks5 => {
                 let kind = self.kind.unwrap_or(Kind::Tcp);
@@ -284,17 +284,19 @@ impl Explain {
         let wanted = self.wanted(packet)?;
         let chosen = wanted.map_or(tun.captures.first(), |wanted| narrowest(tun, wanted));
         let taken = || tun.captures.iter().map(|capture| capture.network.to_string()).collect::<Vec<_>>().join(", ");
-        chosen.map(Some).with_context(|| format!("listener {} takes none of that; it takes {}", listener.name, taken()))
+        chosen
+            .map(Some)
+            .with_context(|| format!("listener {} does not accept this; it accepts {}", listener.name, taken()))
     }
 
     /// Returns the capture of a peer's packet, if `--source` is a peer.
     fn carried(&self, listener: &Listener, carried: &IpListener) -> anyhow::Result<Capture> {
         let name = &listener.name;
-        ensure!(carried.peer(self.source).is_some(), "--source {}: no peer of listener {name} is there", self.source);
+        ensure!(carried.peer(self.source).is_some(), "--source {}: not a peer of listener {name}", self.source);
         let network = carried.network;
         ensure!(
             self.network()?.is_none_or(|wanted| network.contains(&wanted)),
-            "--network: listener {name} takes packets to {network} alone"
+            "--network: listener {name} only accepts packets to {network}"
         );
         Ok(Capture { network, set_headers: Vec::new() })
     }
@@ -306,7 +308,7 @@ impl Explain {
             return Ok(if trusted { Trust::Address } else { Trust::Anonymous });
         }
         let asks = listener.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None);
-        ensure!(asks, "--certificate: listener {} asks for no client certificate", listener.name);
+        ensure!(asks, "--certificate: listener {} requests no client certificate", listener.name);
         let mut overlay: Arc<str> = Arc::from("");
         for uri in &self.certificate {
             let id = parse_spiffe(uri)
@@ -323,7 +325,7 @@ impl Explain {
         let tunnel = matches!(kind, Kind::Tcp | Kind::Udp);
         let text = match &self.authority {
             Some(text) => text,
-            None if tunnel => bail!("a {kind} session is for some HOST:PORT; name it by --authority"),
+            None if tunnel => bail!("missing --authority HOST:PORT for a {kind} session"),
             None => "localhost",
         };
         let authority = Authority::parse(text, default_port).with_context(|| format!("--authority {text}"))?;
@@ -359,7 +361,7 @@ impl Explain {
             ("--user", self.user.is_some() && listener_user(listener).as_deref() != self.user.as_deref()),
         ];
         if let Some((option, _)) = unheard.into_iter().find(|(_, given)| *given) {
-            bail!("{option}: listener {name} takes {kind}, in which a client can say none; leave it out");
+            bail!("{option}: listener {name} accepts {kind}, which has none; remove the option");
         }
         Ok(())
     }
@@ -367,10 +369,7 @@ impl Explain {
     /// Returns the path of a tunnel, which follows from its kind and target.
     fn path(&self, kind: Kind, authority: &Authority) -> anyhow::Result<PathAndQuery> {
         if let Some(path) = &self.path {
-            ensure!(
-                !matches!(kind, Kind::Tcp | Kind::Udp),
-                "--path: a {kind} session has no path of its own; leave it out"
-            );
+            ensure!(!matches!(kind, Kind::Tcp | Kind::Udp), "--path: a {kind} session has no path; remove the option");
             let (bare, query) = path.split_once('?').map_or((&**path, ""), |(bare, _)| (bare, &path[bare.len()..]));
             let resolved = hermes_model::without_single_dots(bare).map(|bare| format!("{bare}{query}"));
             return resolved.as_ref().unwrap_or(path).parse().with_context(|| format!("--path {path}"));
@@ -427,10 +426,10 @@ fn captured(snapshot: &Snapshot, listener: &Listener, wanted: IpNet) -> Option<S
     let (name, own, device) = (&listener.name, narrowest(tun, wanted)?.network, &tun.device);
     let (holder, narrower) = holder(snapshot, wanted)?;
     if holder.name == *name {
-        return Some(format!("listener {name} takes it with {own}, on device {device}"));
+        return Some(format!("listener {name} captures it with {own}, on device {device}"));
     }
     let (other, narrower) = (&holder.name, narrower.network);
-    Some(format!("listener {other} takes it with {narrower}, before listener {name} with {own} would; name that one"))
+    Some(format!("listener {other} captures it first, with {narrower}; listener {name} has {own}. Name the first one"))
 }
 
 fn requires_certificate(listener: &Listener) -> bool {

@@ -156,7 +156,7 @@ impl Fetch {
                 let tries = super::counted(attempts as usize, "request");
                 let next = match kept {
                     Some(path) => format!(
-                        "{} of it are in {}: the same command goes on there",
+                        "{} are stored in {}; the same command resumes the download",
                         report::size(held),
                         path.display()
                     ),
@@ -243,10 +243,9 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {
     let (name, value) = text.split_once(':').ok_or("write NAME: VALUE")?;
     let name: HeaderName = name.trim().parse().map_err(|_| format!("{name:?} is no name of a header"))?;
     if OWN.contains(&name) {
-        return Err(format!("{name} is written by fetch itself; leave it out"));
+        return Err(format!("{name} is set by fetch; remove it"));
     }
-    let value =
-        value.trim().parse().map_err(|_| format!("the value of {name} has characters that a header has not"))?;
+    let value = value.trim().parse().map_err(|_| format!("invalid character in the value of {name}"))?;
     Ok((name, value))
 }
 

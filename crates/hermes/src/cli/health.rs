@@ -72,7 +72,7 @@ impl Health {
                     checked.map_err(|_| anyhow::anyhow!("{} is wrong; see `hermes check`", file.display()))?;
                 let missing = || {
                     format!(
-                        "no node answers for {}: it does not run, or it has no `admin` (\"127.0.0.1:9900\") and is under no controller",
+                        "no node responds for {}: it does not run, or it has neither `admin` (\"127.0.0.1:9900\") nor a controller",
                         file.display()
                     )
                 };
@@ -106,7 +106,7 @@ fn converse(mut stream: impl Read + Write, host: &str, path: &str) -> anyhow::Re
     // The peer may be any process on this machine, so its response is bounded.
     stream.take(4096).read_to_string(&mut text)?;
     let status = text.split(' ').nth(1).unwrap_or_default();
-    anyhow::ensure!(text.starts_with("HTTP/1."), "it does not speak HTTP");
+    anyhow::ensure!(text.starts_with("HTTP/1."), "the response is not HTTP");
     let said = text.split_once("\r\n\r\n").map_or("", |(_, body)| body.trim());
     Ok((status == "200", said.to_owned()))
 }

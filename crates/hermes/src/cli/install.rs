@@ -86,8 +86,7 @@ impl Install {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let Some(kind) = self.print else {
             anyhow::bail!(
-                "nothing is installed: this prints what you install. Write --print systemd, --print container or \
-                 --print kubernetes"
+                "missing --print: add --print systemd, --print container or --print kubernetes. This command prints files and installs nothing"
             )
         };
         if self.what == What::Proxy && kind == Kind::Kubernetes {

@@ -300,18 +300,18 @@ fn start(at: &At, access: &Access, node: &Name, machine: &Machine, controller: &
     let token = token(access, node, at.timeout.0.as_secs().max(60))?;
     let directory = at.directory(node);
     if !machine.put(&Placement { directory: directory.clone(), controller, token })? {
-        return super::print(&format!("node {node} runs there already\n"));
+        return super::print(&format!("node {node} already runs there\n"));
     }
     let started = Instant::now();
     loop {
         let answer = status(access, node, "")?;
         if is(&answer, "connected") && is(&answer, "current") {
-            return super::print(&format!("node {node} is there: {}\n", state(&answer)));
+            return super::print(&format!("node {node} connected: {}\n", state(&answer)));
         }
-        anyhow::ensure!(machine.is_running(&directory)?, "node {node} has ended; {directory}/log there says why");
+        anyhow::ensure!(machine.is_running(&directory)?, "node {node} has exited; see {directory}/log there");
         anyhow::ensure!(
             started.elapsed() < at.timeout.0,
-            "node {node} runs, and is {} after {:?}; {directory}/log there says why",
+            "node {node} runs, but is {} after {:?}; see {directory}/log there",
             state(&answer),
             at.timeout.0
         );
@@ -340,7 +340,7 @@ fn for_kubernetes(access: &Access, node: &Name, with_token: bool) -> anyhow::Res
         let _ = found.as_object_mut().and_then(|found| found.remove(key));
     }
     let found: document::Node = serde_json::from_value(found)?;
-    anyhow::ensure!(found.runs == Program::Hermes, "node {node} runs envoy, of which this makes no manifests");
+    anyhow::ensure!(found.runs == Program::Hermes, "node {node} runs envoy; manifests are made for Hermes nodes only");
     let token = with_token.then(|| token(access, node, TOKEN_LIFE.as_secs())).transpose()?;
     Ok(kubernetes::Node { name: node.clone(), document, address: found.address, token })
 }
@@ -363,7 +363,7 @@ fn undeploy(at: &At, access: &Access, now: bool) -> anyhow::Result<()> {
                 continue;
             }
         }
-        super::print(&format!("node {node} runs there no more; `hermes node remove {node}` deletes its document\n"))?;
+        super::print(&format!("node {node} stopped there; `hermes node remove {node}` deletes its document\n"))?;
     }
     Ok(())
 }
@@ -412,8 +412,7 @@ fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> 
             // An idle node gets the warning too: stopping it ends these services.
             has_warned = true;
             super::print(&format!(
-                "warning: node {node} is the only path to {needed}: new sessions still come to it, and fail once it stops; add a \
-                 replica or a link first\n"
+                "warning: node {node} is the only path to {needed}: it still receives new sessions, which fail once it stops; add a replica or a link first\n"
             ))?;
         }
         if is(&answer, "current") && sessions == 0 {
@@ -425,7 +424,7 @@ fn drain(access: &Access, node: &Name, timeout: Duration) -> anyhow::Result<()> 
         if left.is_zero() {
             let why = if needed.is_empty() { String::new() } else { format!("; it is the only path to {needed}") };
             anyhow::bail!(
-                "node {node} has {} after {timeout:?}{why}. It goes on to drain; --undo takes that back",
+                "node {node} has {} after {timeout:?}{why}. It continues to drain; --undo ends the drain",
                 counted(sessions)
             );
         }

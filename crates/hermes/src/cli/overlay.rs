@@ -291,7 +291,7 @@ pub(super) fn render_outcome(answer: &Value, is_dry: bool) -> String {
         );
     }
     if count == 0 {
-        let _ = writeln!(text, "nothing changes: all of it is so already (revision {})", answer["revision"]);
+        let _ = writeln!(text, "no change: the overlay already has these documents (revision {})", answer["revision"]);
         return text;
     }
     for (node, fate) in answer["nodes"].as_object().into_iter().flatten() {
@@ -300,10 +300,10 @@ pub(super) fn render_outcome(answer: &Value, is_dry: bool) -> String {
             ("running", _) => "runs it".to_owned(),
             ("refused", reason) => format!("refuses it: {}", reason.unwrap_or_default()),
             ("waiting", _) => "has not answered yet".to_owned(),
-            ("away", _) => "is unreachable; it gets the change when it connects".to_owned(),
+            ("away", _) => "is unreachable; it receives the change when it reconnects".to_owned(),
             ("unenrolled", _) => format!("has never enrolled: `hermes token create --node {node}`"),
-            ("superseded", _) => format!("gets what revision {} made of it instead", fate["by"]),
-            ("gone", _) => "is no part of the overlay any more".to_owned(),
+            ("superseded", _) => format!("receives revision {} instead", fate["by"]),
+            ("gone", _) => "was removed from the overlay".to_owned(),
             (other, _) => other.to_owned(),
         };
         let _ = writeln!(text, "node {node} {fate}");
@@ -324,7 +324,7 @@ pub(super) fn render_outcome(answer: &Value, is_dry: bool) -> String {
     }
     if let Some(step) = answer["rollout"]["step"].as_u64() {
         let all = step + answer["rollout"]["remaining"].as_u64().unwrap_or_default();
-        let _ = writeln!(text, "goes out in waves, and is at step {step} of {all}: `hermes rollout show`");
+        let _ = writeln!(text, "rollout in progress, step {step} of {all}; see `hermes rollout show`");
     }
     text
 }

@@ -81,6 +81,6 @@ pub(super) fn ticket(token: Option<&str>, file: Option<&Path>, state: &Path) -> 
 }
 
 fn usage(stray: &Path) -> ! {
-    let text = format!("a node has one document, and it is named by an option: write --config {}", stray.display());
+    let text = format!("unexpected argument; name the document with --config {}", stray.display());
     super::misuse("proxy", ErrorKind::UnknownArgument, &text)
 }

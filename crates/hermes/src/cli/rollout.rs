@@ -34,7 +34,7 @@ impl Rollout {
             Command::Cancel(options) => (Method::DELETE, options),
         };
         let answer = block_on(access.get(method, "/v1/rollout", Vec::new()))?;
-        let done = if is_finish { "all nodes have it; " } else { "" };
+        let done = if is_finish { "all nodes have the change; " } else { "" };
         super::print(&if json { format!("{answer}\n") } else { done.to_owned() + &render(&answer) })?;
         Ok(ExitCode::SUCCESS)
     }
@@ -42,7 +42,7 @@ impl Rollout {
 
 fn render(answer: &Value) -> String {
     let mut text = match answer["of"].as_u64() {
-        None => "nothing goes out in waves now\n".to_owned(),
+        None => "no rollout in progress\n".to_owned(),
         Some(of) => {
             let (step, remaining) = (answer["step"].as_u64().unwrap_or(1), answer["remaining"].as_u64().unwrap_or(0));
             let nodes: Vec<_> =

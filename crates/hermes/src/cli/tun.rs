@@ -42,7 +42,7 @@ impl Tun {
                 target.network
             );
             let twice = self.to[..index].iter().any(|other| other.network == target.network);
-            ensure!(!twice, "--to {}: it is there twice; keep one", target.network);
+            ensure!(!twice, "--to {}: duplicate; keep one", target.network);
         }
         crate::tun::run(&self.device, self.address, self.to, &self.user, &self.log)?;
         Ok(ExitCode::SUCCESS)
@@ -58,7 +58,7 @@ fn target(text: &str) -> anyhow::Result<Target> {
     let (network, node) = text.split_once('=').context("write PREFIX=ADDRESS:PORT")?;
     let Prefix(network) = network.parse().map_err(anyhow::Error::msg::<String>)?;
     if let Some(what) = unrouted(network) {
-        bail!("{network} is {what}, of which no packet leaves a machine by a tunnel");
+        bail!("{network} is {what}, which cannot be tunnelled");
     }
     let node: SocketAddr = node.parse().with_context(|| format!("{node:?} is no address and port"))?;
     ensure!(node.port() != 0 && !node.ip().is_unspecified(), "{node} is nowhere; write where the listener is");

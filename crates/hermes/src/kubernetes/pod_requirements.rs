@@ -57,7 +57,7 @@ impl PodRequirements {
             (shape.grace, shape) = (grace, Self { grace, ..shape });
             ensure!(
                 shape == Self { grace, ..next },
-                "nodes {} and {} listen at different ports, or one has a device: they cannot be one DaemonSet",
+                "nodes {} and {} listen at different ports, or one has a device; they cannot share a DaemonSet",
                 first.name,
                 other.name
             );
@@ -69,8 +69,7 @@ impl PodRequirements {
         let (name, document) = (&node.name, &node.document);
         ensure!(
             document.admin.is_some(),
-            "node {name} has no `admin`, where its probes ask: give it `admin: \"127.0.0.1:9900\"`, or all nodes by `nodes` of \
-             the overlay"
+            "node {name} has no `admin` for its probes; add `admin: \"127.0.0.1:9900\"` to it, or to `nodes` of the overlay"
         );
         ensure!(
             !document.draining,
@@ -87,20 +86,19 @@ impl PodRequirements {
         for (bind, transport) in document.listeners.iter().flat_map(sockets) {
             let (ip, port) = (bind.ip().to_canonical(), bind.port());
             let fault = format!("node {name} listens at {bind}");
-            ensure!(port != 0, "{fault}: say which port, or no Service leads to it");
+            ensure!(port != 0, "{fault}; choose a port, since a Service needs one");
             is_hidden |= ip.is_loopback();
             if !ip.is_loopback() {
                 ensure!(
                     ip.is_unspecified() || host_network,
-                    "{fault}: which address a pod has nobody knows before; bind 0.0.0.0, or place it with --host-network"
+                    "{fault}; the address of a pod is unknown in advance, so bind 0.0.0.0, or deploy with --host-network"
                 );
                 ports.insert((transport, port), port);
             }
         }
         ensure!(
             !is_hidden || !ports.is_empty() || host_network,
-            "node {name} listens at loopback addresses only, which nobody reaches but its own container: bind 0.0.0.0, or \
-             place it with --host-network"
+            "node {name} listens at loopback addresses only, which other pods cannot reach; bind 0.0.0.0, or deploy with --host-network"
         );
         // The overlay's listener is the first one. Peers may know it by another port.
         if let (Some(address), Some(bind)) = (&node.address, document.listeners.first().and_then(|first| first.bind)) {

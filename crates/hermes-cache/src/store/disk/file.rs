@@ -89,7 +89,7 @@ impl Layout {
     pub(crate) fn patch(&mut self, path: &Path, key: &str, head: &Head) -> io::Result<()> {
         let head = self.head(key, head)?;
         if FIXED + head.len() > self.area {
-            return Err(io::Error::other("it has grown too long for its place"));
+            return Err(io::Error::other("the head has grown beyond its reserved space"));
         }
         open_own(OpenOptions::new().write(true), path)?.write_all(&self.area(&head))
     }
@@ -102,12 +102,12 @@ impl Layout {
         let number = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]) as usize;
         let (area, length) = (number(8), number(12));
         if &fixed[..8] != MAGIC || length > MAX_HEAD || FIXED + length > area {
-            return Err(io::Error::other("it is no object of this version"));
+            return Err(io::Error::other("not a cache file of this version"));
         }
         let mut text = vec![0; length];
         file.read_exact(&mut text)?;
         if fixed[16..] != digest(&SHA256, &text).as_ref()[..DIGEST] {
-            return Err(io::Error::other("its head is not what was written"));
+            return Err(io::Error::other("corrupt head: checksum mismatch"));
         }
         let written: Written = serde_json::from_slice(&text).map_err(io::Error::other)?;
         let runs = written.runs.iter().map(|(start, end)| *start..*end).collect();
@@ -116,9 +116,9 @@ impl Layout {
             && blocks(&this.shape).count() == this.sums.len()
             && file.metadata()?.len() == this.bytes();
         if !is_sane {
-            return Err(io::Error::other("it is cut"));
+            return Err(io::Error::other("truncated file"));
         }
-        let (key, head) = written.read().ok_or_else(|| io::Error::other("its head makes no sense"))?;
+        let (key, head) = written.read().ok_or_else(|| io::Error::other("invalid head"))?;
         Ok((this, key, head))
     }
 
@@ -133,7 +133,7 @@ impl Layout {
             let mut bytes = vec![0; length];
             file.read_exact(&mut bytes)?;
             if sum(&bytes) != *expected {
-                return Err(io::Error::other("its bytes are not what was written"));
+                return Err(io::Error::other("corrupt content: checksum mismatch"));
             }
             if runs.last().is_none_or(|run| run.range().end != block.start) {
                 runs.push(Run::at(block.start));

@@ -95,7 +95,7 @@ impl Root {
             // A folder that holds foreign files gets its name back.
             if gone.exists() {
                 let _ = fs::rename(&gone, entry.path());
-                tracing::warn!(path = %entry.path().display(), "there are files that no cache has written; they stay");
+                tracing::warn!(path = %entry.path().display(), "the cache directory has files that no cache wrote; leaving them unchanged");
             }
         }
         Ok(())

@@ -30,7 +30,7 @@ async fn a_providers_administrator_is_limited_to_its_own_documents() {
     let seen = text(acme(&["get"], ""));
     assert!(seen.contains("SHOP") && !seen.contains("bella") && !seen.contains("Overlay"), "{seen}");
     for (args, input, words) in [
-        (&["get", "User/bella/bob"][..], "", "there is no User/bella/bob"),
+        (&["get", "User/bella/bob"][..], "", "User/bella/bob not found"),
         (&["node", "list"], "", "only operators of the whole overlay"),
         (&["token", "create", "--node", "server"], "", "only operators of the whole overlay"),
         (&["delete", "User/bella/bob"], "", "belongs to another owner"),
@@ -47,7 +47,7 @@ async fn a_providers_administrator_is_limited_to_its_own_documents() {
             "{kind: Service, provider: acme, name: B, at: {node: server, http: \"127.0.0.1:1\"}, for: everyone}",
             "acme may have 1 services",
         ),
-        (&["apply", "-f", "-"], "{kind: Group, provider: acme, name: all, users: [bob]}", "there is no user bob"),
+        (&["apply", "-f", "-"], "{kind: Group, provider: acme, name: all, users: [bob]}", "unknown user bob"),
         (&["operator", "create", "--name", "eve", "-o", "/nowhere"], "", "may not create operator/eve"),
         (
             &["operator", "create", "--name", "eve", "--provider", "bella", "-o", "/nowhere"],
@@ -98,7 +98,7 @@ async fn operators_are_listed_and_dismissed_and_give_nothing_that_lasts_longer()
     for (args, words) in [
         (&["operator", "remove", "joe"][..], "joe is the caller"),
         (&["operator", "remove", "joe", "--provider", "bella"], "may not dismiss provider/bella/joe"),
-        (&["operator", "remove", "root"], "there is no operator root"),
+        (&["operator", "remove", "root"], "operator root not found"),
     ] {
         let printed = text(acme(args, ""));
         assert!(printed.contains(words), "{args:?}: {printed}");

@@ -10,8 +10,8 @@ async fn an_invalid_document_changes_nothing_and_all_problems_are_listed() {
     let wrong = "{kind: Service, name: B, at: {node: sever, http: \"127.0.0.1:1\"}, for: {users: bob}}\n---\n{kind: User, name: eve}\n";
     let output = fixture.refused(&["apply", "-f", "-"], wrong);
     for words in [
-        "Service/B: at[0].node: there is no node sever (did you mean \"server\"?)",
-        "Service/B: for.users[0]: there is no user bob",
+        "Service/B: at[0].node: unknown node sever (did you mean \"server\"?)",
+        "Service/B: for.users[0]: unknown user bob",
     ] {
         assert!(output.contains(words), "{output}");
     }
@@ -19,7 +19,7 @@ async fn an_invalid_document_changes_nothing_and_all_problems_are_listed() {
     let output = fixture.refused(&["apply", "-f", "-"], "kind: Nodes\nname: x\nrol: standalone\n");
     assert!(output.contains("rol") && output.contains("did you mean \"role\"?"), "{output}");
     let output = fixture.refused(&["delete", "User/ann"], "");
-    assert!(output.contains("Service/APP: for.users[0]: there is no user ann"), "{output}");
+    assert!(output.contains("Service/APP: for.users[0]: unknown user ann"), "{output}");
     let output = fixture.refused(&["apply", "--since", "0", "-f", "-"], &fixture.documents(7002));
     assert!(output.contains("Service/APP changed in revision"), "{output}");
     // What comes out goes in again.
@@ -32,7 +32,7 @@ async fn a_token_that_is_none_or_used_or_anothers_makes_no_node() {
     let fixture = ControllerFixture::new().await;
     fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
     let output = fixture.refused(&["token", "create", "--node", "nobody"], "");
-    assert!(output.contains("there is no Node/nobody"), "{output}");
+    assert!(output.contains("Node/nobody not found"), "{output}");
     let refuses = async |name: &str, token: Option<&str>, words: &str| {
         let mut node = fixture.node(name, token);
         until("it gives up", || node.exited().unwrap().is_some()).await;

@@ -25,7 +25,7 @@ async fn renewed_under_traffic(life: Duration, times: usize, time: Duration) {
     let _laptop = fixture.node("laptop", Some(&fixture.token("laptop")));
     let _server = fixture.node("server", Some(&fixture.token("server")));
     fixture.until_answers("APP", "one").await;
-    let renewals = |node: &str| fixture.log(node).matches("the certificate is renewed").count();
+    let renewals = |node: &str| fixture.log(node).matches("certificate renewed").count();
     let mut traffic = Traffic::default();
     // One that is as old as the first certificates, and is there when they are long over.
     traffic.tunnel(TunnelTarget::Connect(fixture.socket(8080), "ECHO:7".to_owned()), 7);

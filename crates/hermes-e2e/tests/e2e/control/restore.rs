@@ -123,7 +123,7 @@ async fn a_restored_backup_undoes_no_revocation() {
     until("d1 is served", || status(&fixture, 8081) == "200").await;
     assert_ne!(status(&fixture, 8180), "200");
     until("it is sent away", || {
-        fixture.log("d0").contains("no part of the overlay") || fixture.log("d0").contains("was removed")
+        fixture.log("d0").contains("not part of the overlay") || fixture.log("d0").contains("was removed")
     })
     .await;
     assert_ne!(status(&fixture, 8080), "200");

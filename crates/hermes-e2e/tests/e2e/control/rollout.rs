@@ -55,7 +55,7 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
     // What nobody refuses goes through by itself.
     let output = fixture.hermes_ok(&["apply", "-f", "-"], &documents(&fixture, "6s", "100ms"));
     assert_eq!(output.matches("runs it").count(), 3, "{output}");
-    let is_over = || fixture.hermes_ok(&["rollout", "show"], "").contains("nothing goes out");
+    let is_over = || fixture.hermes_ok(&["rollout", "show"], "").contains("no rollout in progress");
     until("it is over", is_over).await;
     // What only takes away goes out, too, and is over by itself; so is what changes nothing that is there.
     fixture.hermes_ok(&["delete", "Service/APP"], "");
@@ -81,7 +81,7 @@ async fn a_superseded_change_is_reported() {
     });
     // The first one may have had it in the meantime.
     for node in ["b", "c"] {
-        assert!(output.contains(&format!("node {node} gets what revision ")), "{output}");
+        assert!(output.contains(&format!("node {node} receives revision ")), "{output}");
     }
     assert_eq!(timeouts(&fixture), ["3s", "3s", "3s"]);
 }
@@ -97,7 +97,7 @@ async fn a_node_revoked_during_a_rollout_does_not_block_it() {
         fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], &documents(&fixture, timeout, "2s"));
         until("the first one runs it", || timeouts(&fixture).contains(&timeout.to_owned())).await;
         fixture.hermes_ok(&["node", "revoke", node], "");
-        until("it is over", || fixture.hermes_ok(&["rollout", "show"], "").contains("nothing goes out")).await;
+        until("it is over", || fixture.hermes_ok(&["rollout", "show"], "").contains("no rollout in progress")).await;
         assert!(!fixture.hermes_ok(&["rollout", "show"], "").contains("rolled back"), "{node}");
         assert_eq!(timeouts(&fixture)[1], timeout);
     }
@@ -207,7 +207,7 @@ async fn a_provider_cancels_its_own_and_others_have_their_turn() {
     assert!(!is_done && text.contains("only operators of the whole overlay"), "{text}");
     let (is_done, text) = as_one("acme", &["rollout", "cancel"], "");
     assert!(is_done, "{text}");
-    until("it is over", || fixture.hermes_ok(&["rollout", "show"], "").contains("nothing goes out")).await;
+    until("it is over", || fixture.hermes_ok(&["rollout", "show"], "").contains("no rollout in progress")).await;
     let (is_done, text) = apply("acme", "3s");
     assert!(!is_done && text.contains("has the next turn"), "{text}");
     let (is_done, text) = apply("bella", "3s");

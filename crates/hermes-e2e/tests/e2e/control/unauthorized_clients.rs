@@ -120,7 +120,7 @@ async fn a_removed_node_serves_no_client_and_cannot_return() {
     let server = fixture.node("server", Some(&fixture.token("server")));
     fixture.until_answers("APP", "one").await;
     let output = fixture.refused(&["node", "remove", "server"], "");
-    assert!(output.contains("Service/APP: at[0].node: there is no node server"), "{output}");
+    assert!(output.contains("Service/APP: at[0].node: unknown node server"), "{output}");
     fixture.hermes_ok(&["delete", "Service/APP"], "");
     let alone = fixture.documents(7001).replace(", links: server", "");
     let alone: String = alone.split("---\n").filter(|one| !one.contains("Service")).collect::<Vec<_>>().join("---\n");

@@ -125,7 +125,7 @@ async fn another_server_is_asked_where_the_first_cannot() {
     assert_eq!(answer.metadata.response_code, ResponseCode::NXDomain);
     // Where nobody knows better the client hears what was said, and where nobody says anything that it failed.
     for (servers, words) in
-        [(vec![failing.address], None), (vec![silent.address, nobody], Some("no DNS server answers"))]
+        [(vec![failing.address], None), (vec![silent.address, nobody], Some("no DNS server responds"))]
     {
         let lab = Lab::with("", &servers).await;
         let answer = by_udp(lab.dns(), &question("www.example", RecordType::A)).await.unwrap();
@@ -156,7 +156,7 @@ async fn the_systems_servers_are_asked_by_default_and_never_the_node_itself() {
         let answer = by_udp(node.address("names"), &question("www.example", RecordType::A)).await.unwrap();
         if is_own {
             assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
-            node.says("no DNS server but this node is known").await;
+            node.says("no DNS server other than this node is configured; name one in `forward`").await;
             assert_eq!(node.metric("hermes_dns_questions_total", "").await.unwrap(), 1.0, "it did not ask itself");
         } else {
             assert_eq!(addresses(&answer), [IpAddr::from([192, 0, 2, 77])]);

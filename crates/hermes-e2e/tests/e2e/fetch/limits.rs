@@ -220,6 +220,6 @@ async fn an_order_is_not_sent_again_by_a_route_that_does_not_say_that_it_may() {
     node.reload(DOCUMENT, &values).await.unwrap();
     let head = http1.head().await.unwrap();
     let output = String::from_utf8(http1.body(&head).await.unwrap().data).unwrap();
-    assert!(head.status() == 503 && output.contains("may be sent twice"), "{output}");
+    assert!(head.status() == 503 && output.contains("now matches, and it does not permit a retry"), "{output}");
     assert_eq!(seen.count(), 1);
 }

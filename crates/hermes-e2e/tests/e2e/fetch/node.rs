@@ -167,7 +167,10 @@ async fn parts_of_two_are_never_put_together() {
     let got = http1.to_end().await.unwrap();
     assert_eq!(got, before[..100_000]);
     let record = node.record(|record| record["path"] == "/one").await;
-    assert!(record["reason"].as_str().unwrap().contains("it changed at the origin meanwhile (200"), "{record}");
+    assert!(
+        record["reason"].as_str().unwrap().contains("the content changed at the origin meanwhile (200"),
+        "{record}"
+    );
 }
 
 #[tokio::test]
@@ -202,7 +205,7 @@ async fn a_resumed_download_without_progress_times_out() {
     assert_eq!(head.status(), 200);
     assert!(got.is_err());
     let record = node.record(|record| record["path"] == "/half").await;
-    assert!(record["reason"].as_str().unwrap().contains("asked for the rest it answers 503"), "{record}");
+    assert!(record["reason"].as_str().unwrap().contains("the request for the rest was answered with 503"), "{record}");
     assert_eq!(events(&node, "expired").await, 2.0);
 }
 

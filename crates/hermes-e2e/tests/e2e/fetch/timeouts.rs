@@ -83,7 +83,10 @@ async fn a_run_ended_by_its_deadline_is_resumed_by_the_next() {
     let output = fetch([&url, "-o", file.to_str().unwrap(), "--deadline", "1500ms"]).await;
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let text = stderr(&output);
-    assert!(text.contains("70.0 kB of it are in") && text.contains("the same command goes on there"), "{text}");
+    assert!(
+        text.contains("70.0 kB are stored in") && text.contains("; the same command resumes the download"),
+        "{text}"
+    );
     assert_eq!(files(room.path()), ["object.part", "object.part.json"]);
     let before = seen.count();
     // A try is worth more than an origin's word of eleven days; but it was asked seldom.

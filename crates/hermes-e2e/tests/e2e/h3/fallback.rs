@@ -226,7 +226,7 @@ async fn comes_back(home: Namespace) {
     // In another network it is tried before its time.
     home.ip(&["addr", "add", "10.9.9.9/32", "dev", "lo"]).unwrap();
     let mut requests = 0;
-    while !near.log().contains("QUIC gets through again") {
+    while !near.log().contains("QUIC works again") {
         requests += 1;
         assert_eq!(ask(&near, "/meanwhile").await, 200);
         assert!(requests < 10_000, "{}", near.log());

@@ -27,7 +27,7 @@ fn malformed() -> Vec<(&'static str, Lines<'static>)> {
         (":path twice", with(vec![(":path", "/other")], &web)),
         (":authority twice", with(vec![(":authority", "HERE")], &web)),
         (":status in a request", with(vec![(":status", "200")], &web)),
-        ("a pseudo-header field that nobody knows", with(vec![(":colour", "red")], &web)),
+        ("unknown pseudo-header field", with(vec![(":colour", "red")], &web)),
         ("a pseudo-header field behind others", with(vec![("a", "b")], &web)),
         ("no :method", without(&web, ":method")),
         ("no :scheme", without(&web, ":scheme")),

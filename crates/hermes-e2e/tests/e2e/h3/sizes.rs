@@ -103,7 +103,7 @@ async fn requests_that_an_upstream_rejects_are_not_blamed_on_the_endpoint() {
     for (what, request) in large.iter().cycle().take(15) {
         let (status, output) = fixture.says(request).await;
         assert_eq!(status, 431, "{what}: {output}");
-        assert!(output.contains("http_request_error") && output.contains("1000 are taken"), "{what}: {output}");
+        assert!(output.contains("http_request_error") && output.contains("the limit is 1000"), "{what}: {output}");
     }
     assert_eq!(fixture.says(SMALL).await.0, 200, "the endpoint is not at fault");
     fixture.has_connected_once().await;
@@ -166,7 +166,7 @@ async fn trailers_that_a_client_does_not_take_break_their_answer_off() {
     assert_eq!(connection.get("https://WEB/1000").await.unwrap().trailer("x").map(|x| x.len()), Some(1000));
     fixture.has_connected_once().await;
     let record = fixture.node.record(|record| record["error"] == "http_response_header_section_size").await;
-    assert!(record["reason"].as_str().unwrap().contains("500 are taken"), "{record}");
+    assert!(record["reason"].as_str().unwrap().contains("the limit is 500"), "{record}");
 }
 
 /// What a server says on its control stream, or to a request, that names what was never there (RFC 9114, 5.2, 7.2.3,

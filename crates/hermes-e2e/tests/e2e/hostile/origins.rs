@@ -212,7 +212,7 @@ async fn answers_of_http_2_that_are_none() {
         ("garbage", vec![0xee; 4096]),
         ("HTTP/1.1", b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec()),
         ("no status", bytes(&[head(true, &[("x", "y")])])),
-        ("no number", bytes(&[head(true, &[(":status", "abc")])])),
+        ("content-length is not a number", bytes(&[head(true, &[(":status", "abc")])])),
         ("no such status", bytes(&[head(true, &[(":status", "99999")])])),
         ("two statuses", bytes(&[head(true, &[(":status", "200"), (":status", "204")])])),
         ("upper case", bytes(&[head(true, &[(":status", "200"), ("X", "y")])])),

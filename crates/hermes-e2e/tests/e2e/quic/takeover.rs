@@ -170,7 +170,7 @@ async fn connections_outlive_a_successor_that_has_no_such_listener() {
     }
     let second = dynasty.draft("front-1", 1).document(&without_http3()).start().await.unwrap();
     parted(&first).await;
-    second.says("its connections of before go on").await;
+    second.says("listener removed; connections of the previous process continue").await;
     lasting.progress(30).await;
     // One that has it again gets the sockets, and the ways to the first.
     let mut third = dynasty.start("front-2", 2).await;

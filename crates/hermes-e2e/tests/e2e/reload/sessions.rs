@@ -194,7 +194,7 @@ async fn flows_move_if_their_route_says_so_and_lose_nothing() {
     // The new place cannot be had: the flow stays, and the next change finds it.
     for (nowhere, failed) in [("upstream: dead", 1), ("upstream: closed", 2)] {
         near.reload(FLOWS, &values(nowhere.to_owned())).await.unwrap();
-        until("the move fails", || async { near.log().matches("could not move").count() >= failed }).await;
+        until("the move fails", || async { near.log().matches("cannot move a flow").count() >= failed }).await;
         assert_eq!(moving.who().await, "one");
     }
     near.reload(FLOWS, &values(terminate(&two))).await.unwrap();

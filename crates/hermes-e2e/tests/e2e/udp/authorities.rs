@@ -61,7 +61,7 @@ fn proxy(authority: &Authority, protocol: &str) -> (Origin, UnboundedReceiver<St
 async fn next(receiver: &mut UnboundedReceiver<String>) -> String {
     tokio::time::timeout(hermes_testkit::overlay::EFFECT_TIMEOUT, receiver.recv())
         .await
-        .expect("it was not asked")
+        .expect("the response switched to a protocol that was not requested (RFC 9110, 7.8)")
         .unwrap()
 }
 

@@ -42,10 +42,10 @@ async fn come_and_go_on<'a>(fixture: &ControllerFixture, documents: &str, on: im
     let verb = |verb: &'static str, node: &'static str| [vec!["node", verb, node], on(node)].concat();
     for node in ["server", "laptop"] {
         let output = fixture.hermes_ok(&verb("deploy", node), "");
-        assert!(output.ends_with(&format!("node {node} is there: running\n")), "{output}");
+        assert!(output.ends_with(&format!("node {node} connected: running\n")), "{output}");
     }
     fixture.until_answers("APP", "here").await;
-    assert_eq!(fixture.hermes_ok(&verb("deploy", "server"), ""), "node server runs there already\n");
+    assert_eq!(fixture.hermes_ok(&verb("deploy", "server"), ""), "node server already runs there\n");
     let directory = fixture.directory.path().join("nodes/server");
     let mode = |path: &Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
     let token = std::fs::read_to_string(directory.join("token")).unwrap();

@@ -35,7 +35,7 @@ fn install_reports_that_it_only_prints() {
     let output = hermes(&["install", NODE[0], NODE[1]]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(text.contains("nothing is installed") && text.contains("--print systemd"), "{text}");
+    assert!(text.contains("missing --print") && text.contains("--print systemd"), "{text}");
     for (args, remedy) in [
         (&["systemd"][..], "--controller URL, or --config FILE"),
         (&["systemd", "--state", "/srv/hermes", NODE[0], NODE[1]], "below /var/lib"),

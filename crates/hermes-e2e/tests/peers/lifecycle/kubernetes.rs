@@ -304,11 +304,11 @@ async fn documents_that_cannot_run_in_kubernetes_are_rejected() {
         (&["Big", "--on", "kubernetes"][..], "small letters"),
         (&["one.example", "--on", "kubernetes"], "small letters"),
         (&["file", "--on", "kubernetes"], "access-log: stdout"),
-        (&["inner", "--on", "kubernetes"], "bind 0.0.0.0, or place it with --host-network"),
-        (&["fixed", "--on", "kubernetes"], "bind 0.0.0.0, or place it with --host-network"),
-        (&["router", "--on", "kubernetes", "--daemon-set", "all"], "place it without --daemon-set"),
+        (&["inner", "--on", "kubernetes"], "bind 0.0.0.0, or deploy with --host-network"),
+        (&["fixed", "--on", "kubernetes"], "bind 0.0.0.0, or deploy with --host-network"),
+        (&["router", "--on", "kubernetes", "--daemon-set", "all"], "deploy it without --daemon-set"),
         (&["one.example", "inner", "--on", "kubernetes", "--host-network", "--daemon-set", "all"], "different ports"),
-        (&["server", "--on", "kubernetes", "--daemon-set", "hermes-controller"], "choose another name"),
+        (&["server", "--on", "kubernetes", "--daemon-set", "hermes-controller"], "choose another one"),
     ] {
         let output = fixture.refused(&[&["node", "deploy"], args].concat(), "");
         assert!(output.contains(remedy) && output.lines().count() < 4, "{args:?}: {output}");

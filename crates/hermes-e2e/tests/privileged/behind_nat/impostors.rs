@@ -37,7 +37,7 @@ async fn a_device_of_another_overlay_s_ca_is_not_even_spoken_to() {
     hub.metric_reaches("hermes_tls_handshake_failures_total", "", 3.0).await;
     assert_eq!(kept(&hub, "door").await, 0.0);
     assert_eq!(ask(&overlay, &hub).await.0, 503);
-    device.says("no connection can be kept").await;
+    device.says("reverse connection failed; retrying").await;
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_user_s_certificate_keeps_no_connection() {
     // How it ends does not matter, but that nothing is asked of it before.
     let ended = tokio::time::timeout(EFFECT_TIMEOUT, stream.read_to_end(&mut output)).await;
     assert!(ended.is_ok() && output.is_empty(), "{ended:?} {output:?}");
-    hub.says("a client that is no node offers to serve").await;
+    hub.says("reverse connection rejected: the client is not a node").await;
     assert_eq!(kept(&hub, "door").await, 0.0);
 }
 
@@ -96,7 +96,7 @@ async fn connections_of_a_hub_that_never_calls_end() {
     // It answers PING, and so seems to be well.
     let ended = tokio::time::timeout(EFFECT_TIMEOUT, connection).await;
     assert!(ended.is_ok(), "{}", device.log());
-    device.says("it took the connection and did not call in time").await;
+    device.says("the peer accepted the connection but did not use it in time").await;
     assert_eq!(kept(&device, "uplink").await, 0.0);
 }
 
@@ -139,7 +139,7 @@ async fn a_device_that_answers_no_call_takes_no_place_from_others() {
     until("somebody is served", async || listener.h1().await.is_ok()).await;
     until("what answers no call is over", || async { kept(&hub, "door").await == 0.0 }).await;
     assert!(flood.join_next().await.is_some());
-    hub.says("it answers no call within").await;
+    hub.says("the peer did not respond to a call within").await;
 }
 
 /// A call is between neighbours: whoever sends its words through the hub is served as anybody.

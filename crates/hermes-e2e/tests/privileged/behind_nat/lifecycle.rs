@@ -21,7 +21,7 @@ async fn a_disconnected_device_is_reported_and_serves_after_its_return() {
     until("nobody waits for it any more", || async { get(&lab.client("apps"), "WEB").await.0 == 503 }).await;
     let record = lab.hub.record(|record| record["status"] == 503).await;
     assert_eq!(record["error"], "destination_unavailable");
-    assert_eq!(record["reason"], "node device keeps no connection to us");
+    assert_eq!(record["reason"], "no reverse connection from node device");
     assert_eq!(record["endpoint"], "device/device");
     let again = device(&lab.overlay, &lab.services, lab.hub.address("door"), lab.protocol, 2).called("again");
     lab.device = Some(again.start().await.unwrap());
@@ -50,7 +50,7 @@ async fn the_device_finds_a_hub_that_was_started_anew() {
     let device = device(&overlay, &services, address, "h2", 1).start().await.unwrap();
     until("two connections are kept", || async { kept(&first, "door").await == 2.0 }).await;
     first.end(Duration::from_secs(5)).unwrap();
-    device.says("no connection can be kept").await;
+    device.says("reverse connection failed; retrying").await;
     // At the same address, with more workers than before.
     let document = HUB.replace("$AT:0", &address.to_string());
     let second = overlay.node("hub").called("hub-2").document(&document).with("WORKERS", 3);
@@ -82,7 +82,7 @@ async fn a_device_whose_ca_is_no_longer_trusted_is_disconnected() {
     assert_eq!(tunnel.reader.at_least(5).await.unwrap(), b"hello");
     drop(tunnel);
     until("it is cut", || async { kept(&hub, "door").await == 0.0 }).await;
-    device.says("no connection can be kept").await;
+    device.says("reverse connection failed; retrying").await;
     assert_eq!(get(&client, "WEB").await.0, 503);
 }
 

@@ -103,7 +103,7 @@ impl Lab {
         let device = device.within(&home.device).start().await.unwrap();
         let ingress = overlay.node("ingress").document(INGRESS).with("HUB", at).within(&home.ingress);
         let ingress = ingress.identity(&Subject::node("ingress")).unwrap().start().await.unwrap();
-        hub.says_times("a node keeps a connection to us", 2).await;
+        hub.says_times("reverse connection accepted", 2).await;
         let (http, udp) =
             (ListenerClient::plain(ingress.address("apps")), ListenerClient::plain(ingress.address("udp")));
         Self { home, overlay, _services: services, hub, device, http, udp, _ingress: ingress, protocol }
@@ -171,7 +171,7 @@ async fn new_routers(lab: &Lab) -> Vec<Duration> {
     reached
 }
 
-const KEPT: &str = "a node keeps a connection to us";
+const KEPT: &str = "reverse connection accepted";
 
 /// The same one is lost twice, and is not dealt where it was: nobody may be left without.
 #[test]

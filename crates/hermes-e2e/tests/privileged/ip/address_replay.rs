@@ -139,7 +139,7 @@ async fn a_client_that_wants_any_gets_another_where_its_own_is_not_given() {
         one.assign(&of(&[(1, ANY)])).await;
     }
     let record = fixture.node.record(|record| record["kind"] == "ip").await;
-    assert!(record.to_string().contains("the address is not assigned there"), "{record}");
+    assert!(record.to_string().contains("the new far end does not assign the address"), "{record}");
 }
 
 /// An answer may never come, and one of several may be a refusal.

@@ -218,7 +218,7 @@ fn a_capture_without_a_tunnel_is_logged_and_so_is_its_recovery() {
         let near = start(&chain, WIDE).await;
         near.metric_reaches("hermes_sessions_total", "kind=\"ip\"", 3.0).await;
         near.says("reason=cannot connect to next/10.77.0.2:9443").await;
-        near.says("nothing listens there").await;
+        near.says("connection refused: check that the node runs").await;
         assert_eq!(near.log().matches(WARNING).count(), 1, "{}", near.log());
         // It is ready: another far end is what is missing, and `/sessions` tells of that.
         let ready = async || near.ask("/readyz").await.unwrap().0;
@@ -261,9 +261,9 @@ fn an_unreachable_endpoint_is_logged_at_once() {
             let chain = NodeChain::empty(2);
             let near = draft(&chain, 0, "near", UNREACHABLE).with("PROTOCOL", protocol).start().await.unwrap();
             for (upstream, reason, remedy) in [
-                ("refused/10.77.0.2:9443", "Connection refused", "nothing listens there"),
-                ("offline/203.0.113.1:9443", "Network is unreachable", "this machine has no way there"),
-                ("nobody/10.77.0.77:9443", "No route to host", "nobody has that address"),
+                ("refused/10.77.0.2:9443", "Connection refused", "connection refused: check that the node runs"),
+                ("offline/203.0.113.1:9443", "Network is unreachable", "no route to that address"),
+                ("nobody/10.77.0.77:9443", "No route to host", "host unreachable: check that the machine is up"),
             ] {
                 near.says(&format!("reason=cannot connect to {upstream}: {reason}")).await;
                 let log = near.log();

@@ -262,7 +262,7 @@ fn state_of_a_killed_successor_is_removed() {
             assert_ne!(kernel_state(&gateway.namespace, "gw0").await, before);
             successor.signal(Signal::SIGKILL).unwrap();
             successor.ended().await;
-            gateway.node.says("a takeover failed").await;
+            gateway.node.says("takeover failed").await;
             let others = async || kernel_state(&gateway.namespace, "gw0").await.contains("10.66.0.1");
             until("what it added goes", async || !kernel_state(&gateway.namespace, "gw0").await.contains("fd00:10::1"))
                 .await;
@@ -286,7 +286,7 @@ fn state_of_a_rejected_successor_is_removed() {
         gateway.namespace.sysctl("net/ipv4/conf/uplink/rp_filter", "1").unwrap();
         let document = more().replace("10.98.0.0/16", "0.0.0.0/0");
         assert!(gateway.next(&document).start().await.is_err());
-        gateway.node.says("a takeover failed").await;
+        gateway.node.says("takeover failed").await;
         has_again(&gateway.namespace, "gw0", &before, "the successor was refused").await;
     });
 }

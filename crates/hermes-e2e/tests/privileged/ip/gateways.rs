@@ -140,14 +140,15 @@ fn a_device_is_named_again_while_it_goes() {
         link.write_all(b"hermes takeover 1").unwrap();
         let queues = hermes_net::fd_passing::receive(&link).unwrap();
         drop(link);
-        gateway.node.says("a takeover failed").await;
+        gateway.node.says("takeover failed").await;
         let without = ONE.replace("gw1", "gw2");
         gateway.node.reload(&without, &[]).await.unwrap();
         let log = gateway.node.stderr();
         let named = async { gateway.node.reload(&TWO.replace("$TUNNELS", "100"), &[]).await.unwrap() };
         let gone = async {
-            let waits =
-                async || std::fs::read_to_string(&log).unwrap().contains("waiting until the device of before is gone");
+            let waits = async || {
+                std::fs::read_to_string(&log).unwrap().contains("waiting until the previous device is deleted")
+            };
             until("the node waits", waits).await;
             drop(queues);
         };
@@ -175,7 +176,7 @@ fn doctor_knows_the_devices_of_a_node_that_runs() {
         };
         let (own, stranger) = (text("gate").await, text("stranger").await);
         for device in ["gw0", "gw1"] {
-            assert!(own.contains(&format!("device {device}: the running node has it")), "{own}");
+            assert!(own.contains(&format!("device {device}: in use by the running node")), "{own}");
             assert!(stranger.contains(&format!("device {device}: device {device} already exists")), "{stranger}");
         }
     });
@@ -267,7 +268,12 @@ fn a_device_that_somebody_deletes_is_made_again() {
         assert_eq!(alice.ask_for(&[address(ALICE)]).await.unwrap(), [(1, address(ALICE), 32)]);
         answers(&mut alice, "10.0.0.1").await;
         // By either worker, and told of once.
-        assert_eq!(gateway.node.log().matches("somebody has deleted a device").count(), 1, "{}", gateway.node.log());
+        assert_eq!(
+            gateway.node.log().matches("device deleted by another program; ending its sessions").count(),
+            1,
+            "{}",
+            gateway.node.log()
+        );
         assert_eq!(gateway.node.log().matches("link down: captured packets").count(), 0, "{}", gateway.node.log());
         // What is deleted, and named no more, is in nobody's way.
         gateway.namespace.ip(&["link", "del", "gw0"]).unwrap();
@@ -319,7 +325,7 @@ fn a_deleted_device_is_recreated_once_its_name_is_free() {
         // Both at once, or the node is faster.
         let taken = async || gateway.namespace.ip(&["-batch", script.to_str().unwrap()]).is_ok();
         until("the name is taken", taken).await;
-        until("it cannot be made", async || gateway.node.log().contains("cannot be made again")).await;
+        until("it cannot be made", async || gateway.node.log().contains("cannot recreate a device:")).await;
         gateway.namespace.ip(&["link", "del", "gw0"]).unwrap();
         until("it is there again", async || mode(&gateway, "10.0.0.1").await.contains("local")).await;
     });

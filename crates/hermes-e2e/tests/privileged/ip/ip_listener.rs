@@ -213,7 +213,7 @@ fn explain_and_doctor_describe_an_ip_listener() {
     let (good, output) = hermes(&["explain", "--config", config, "--source", "192.0.2.7"]);
     assert!(good && output.contains("vpn"), "{output}");
     let (good, output) = hermes(&["explain", "--config", config, "--source", "192.0.2.8"]);
-    assert!(!good && output.contains("--source 192.0.2.8: no peer of listener ten is there"), "{output}");
+    assert!(!good && output.contains("--source 192.0.2.8: not a peer of listener ten"), "{output}");
     let (_, output) = hermes(&["doctor", "--config", config]);
     let program = "at 192.0.2.7/32 run `hermes tun --address 10.20.0.2 --to 10.0.0.0/8=ADDRESS:0`";
     assert!(output.contains(program), "{output}");

@@ -110,7 +110,7 @@ impl Fork {
         let lost = pinged.lost();
         assert!(lost.is_none(), "{what} over {hop:?}: {lost:?}\n{}", self.dropped().await);
         let log = format!("{}{}", self.near.log(), self.one.log());
-        assert!(!log.contains("could not move"), "{what} over {hop:?}: {log}");
+        assert!(!log.contains("cannot move a flow"), "{what} over {hop:?}: {log}");
     }
 
     async fn dropped(&self) -> String {
@@ -146,7 +146,7 @@ async fn moves(hop: Hop) {
     fork.pings_through("the near node goes another way", Change::Near("other")).await;
     still_there(&mut connection).await;
     let moved = "INFO a session has moved listener=l3 network=10.0.0.1/32 user=alice route=vpn from=one/10.77.0.2:9001 \
-                 to=other/10.77.0.2:9002 reason=the document leads it there";
+                 to=other/10.77.0.2:9002 reason=the document changed its route";
     assert_eq!(fork.near.log().matches(moved).count(), 1, "{}", fork.near.log());
     fork.pings_through("and back", Change::Near("one")).await;
     assert_eq!(fork.near.log().matches("a session has moved").count(), 2, "{}", fork.near.log());
@@ -215,7 +215,7 @@ fn a_session_goes_back_to_quic_once_that_gets_through() {
         let (pinged, ()) = tokio::join!(pinged, fork.near.says("a session has moved"));
         assert!(pinged.lost().is_none(), "{:?}\n{}", pinged.lost(), fork.dropped().await);
         let log = fork.near.log();
-        assert!(log.contains("QUIC gets through again"), "{log}");
+        assert!(log.contains("QUIC works again"), "{log}");
         still_there(&mut connection).await;
         until("no connection of HTTP/2 is left", async || over_tcp().await.is_empty()).await;
     });
@@ -238,9 +238,9 @@ fn a_session_leaves_a_path_that_is_dark() {
         })
         .await;
         still_there(&mut connection).await;
-        fork.near.says("does not acknowledge data").await;
+        fork.near.says("HTTP/2 connection acknowledges no data").await;
         darken(fork.chain.near(), "tcp", "9001, 9002").await;
-        let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
+        let failed = async || fork.ping().await.is_err() && fork.near.log().contains("cannot move a flow");
         until("there is no way", failed).await;
         lighten(fork.chain.near()).await;
         until("it answers again", async || fork.ping().await.is_ok()).await;
@@ -262,7 +262,7 @@ fn a_session_stays_if_its_new_path_refuses_it() {
         let (other, port) = if used == "9001" { (&mut fork.other, "9002") } else { (&mut fork.one, "9001") };
         other.reload(&refuses, &[("PROTOCOL", "h2".to_owned()), ("PORT", port.to_owned())]).await.unwrap();
         darken(fork.chain.near(), "tcp", used).await;
-        let failed = async || fork.ping().await.is_err() && fork.near.log().contains("a flow could not move");
+        let failed = async || fork.ping().await.is_err() && fork.near.log().contains("cannot move a flow");
         until("the other one refuses", failed).await;
         assert!(fork.near.log().contains("refused the tunnel with status 403"), "{}", fork.near.log());
         lighten(fork.chain.near()).await;
@@ -313,7 +313,7 @@ fn a_move_that_fails_is_tried_again() {
         let mut chain = NodeChain::empty(3);
         let mut gateway = gateway(&mut chain, "gw1").await;
         goes_elsewhere(&mut gateway, "gw1").await;
-        gateway.says("could not move").await;
+        gateway.says("cannot move a flow").await;
         pings(chain.near(), &["-i", "0.01"], 20, FAR[0]).await.all_came(&chain, "with the old device").await;
         let _elsewhere = draft(&chain, 2, "elsewhere", FAR_DOCUMENT).start().await.unwrap();
         let has_device = async || chain.namespaces[1].output(&["ip", "link", "show", "gw0"]).await.is_ok();

@@ -169,7 +169,7 @@ fn another_endpoint(hop: Hop) {
         let moved: Vec<&str> = log.lines().filter(|line| line.contains("INFO a session has moved")).collect();
         let logged_moves = moved
             .iter()
-            .filter(|line| line.contains("reason=its far end goes, or is better reached another way"))
+            .filter(|line| line.contains("reason=its far end is shutting down, or another path is better"))
             .count();
         let to = |there: &str| moved.iter().filter(|line| line.contains(&format!("to=next/10.77.0.2:{there}"))).count();
         assert!(logged_moves == moved.len() && to("9001") >= 2, "{log}");

@@ -400,7 +400,7 @@ async fn an_envoy_reports_a_rejected_change_and_applies_the_next_one() {
 async fn certificates_of_an_envoy_are_renewed_and_taken_over() {
     let Some(mut mixed) = Mixed::start("certificates_of_an_envoy", Form::Delta, "15s").await else { return };
     let mut requests = 0;
-    let renewals = |mixed: &Mixed| mixed.fixture.log("companion").matches("the certificate is renewed").count();
+    let renewals = |mixed: &Mixed| mixed.fixture.log("companion").matches("certificate renewed").count();
     while renewals(&mixed) < 3 {
         assert_eq!(mixed.fixture.get("APP"), Some((200, "one".to_owned())), "request {requests}");
         requests += 1;

@@ -124,7 +124,7 @@ impl Pool {
                 (failure.to_string(), by_tcp.await.map_err(|other| telling(failure, other)))
             }
             Either::Right(((), by_quic)) => {
-                ("its handshake is not answered".to_owned(), first_of(by_quic, by_tcp, telling).await)
+                ("no response to the QUIC handshake".to_owned(), first_of(by_quic, by_tcp, telling).await)
             }
         };
         if result.as_ref().is_ok_and(|connection| !connection.is_h3()) {
@@ -168,7 +168,7 @@ impl Pool {
 
     /// QUIC works again: flows over HTTP/2 move or end there, and nothing new begins on HTTP/2.
     fn leave_h2(&self, worker: &Outbound, peer: &str) {
-        tracing::info!(peer, "QUIC gets through again");
+        tracing::info!(peer, "QUIC works again");
         for connection in self.shared.borrow().iter().filter(|connection| !connection.is_h3()) {
             connection.leave(worker);
         }
@@ -205,7 +205,7 @@ impl Pool {
             avoids.failures.set(0);
         }
         if is_darkness && !is_again {
-            tracing::warn!(peer, reason, "a connection over QUIC is given up");
+            tracing::warn!(peer, reason, "closing a QUIC connection");
         } else {
             self.avoid_quic(worker, peer, reason);
         }
@@ -261,7 +261,7 @@ async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, red
         }
         let still = || link.arrived() == arrived && link.connection.close_reason().is_none();
         if !shakes_hands(worker, redial).await && still() {
-            return "its packets are too long for the path";
+            return "QUIC packets exceed the MTU of the path";
         }
         trusted_until = tokio::time::Instant::now() + doubt_again;
         doubt_again = (2 * doubt_again).min(LAST_DOUBT);

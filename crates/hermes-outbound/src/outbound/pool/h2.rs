@@ -73,7 +73,7 @@ impl Pool {
             match acks {
                 Ok(acks) => _ = select(pin!(drive), pin!(pool.watch_h2(&here, &watched, acks, &standing))).await,
                 Err(error) => {
-                    tracing::debug!(peer = %standing.label, %error, "whether its path is dark will not be seen");
+                    tracing::debug!(peer = %standing.label, %error, "cannot watch acknowledgements; an outage of the path will not be detected");
                     drive.await;
                 }
             }
@@ -124,8 +124,7 @@ impl Pool {
                 } else {
                     tracing::warn!(
                         peer,
-                        "HTTP/2 connection does not acknowledge data; movable flows use another connection; \
-                         see whether the peer, and the way to it, is there"
+                        "HTTP/2 connection acknowledges no data; movable flows use another connection. Check the peer and the path to it"
                     );
                 }
             }
@@ -180,7 +179,7 @@ pub(super) async fn begin_h2(
     let (sender, connection) = tokio::time::timeout_at(deadline, ready)
         .await
         .map_err(|_| Error::ConnectTimeout { peer: peer.clone(), missing: NO_SETTINGS, after: within })?
-        .map_err(|error| broken(format!("HTTP/2 did not begin: {error}")))?;
+        .map_err(|error| broken(format!("HTTP/2 handshake failed: {error}")))?;
     let extended_connect = sender.is_extended_connect_protocol_enabled();
     let speaks = SharedProtocol::H2 { extended_connect, sender, window: window.clone(), backlog: Backlog::default() };
     Ok(Begun { connection, speaks, window })

@@ -100,7 +100,7 @@ async fn muteness(link: &Link, deadline: Instant) {
     if link.settings().is_some() {
         pending::<()>().await;
     }
-    link.close(Code::MissingSettings, "no SETTINGS came in time");
+    link.close(Code::MissingSettings, "timeout: the peer sent no SETTINGS");
 }
 
 fn late(spec: &ConnectSpec<'_>, missing: &'static str) -> Error {

@@ -108,7 +108,7 @@ impl ReverseConnection {
         match answer {
             Ok(answer) => answer.map_err(|error| broken(peer, &error)),
             Err(_) => {
-                let reason = format!("it answers no call within {CALL_TIMEOUT:?}");
+                let reason = format!("the peer did not respond to a call within {CALL_TIMEOUT:?}");
                 Err(Error::Broken { peer, reason, unprocessed: false })
             }
         }
@@ -252,7 +252,7 @@ impl Pool {
         };
         let late = |_| Error::ConnectTimeout { peer: reverse_peer.node.clone(), missing: NO_SETTINGS, after: within };
         if tokio::time::timeout(within, settled).await.map_err(late)?.is_none() {
-            let reason = "HTTP/3 did not begin".to_owned();
+            let reason = "HTTP/3 handshake failed".to_owned();
             return Err(Error::Broken { peer: reverse_peer.node.clone(), reason, unprocessed: true });
         }
         Ok((

@@ -140,7 +140,7 @@ impl CustodyBody {
     }
 
     fn malformed(&mut self, why: &str) -> Error {
-        let reason = format!("{} holds no message: {why}", self.peer);
+        let reason = format!("invalid message from {}: {why}", self.peer);
         self.office.fail(self.id, 502, &reason);
         self.failed(&Failure { status: 502, reason: Arc::from(reason) })
     }
@@ -191,7 +191,7 @@ impl BoxedBody for CustodyBody {
                                 self.read_end(cx);
                             }
                             Some(less) => *left = less,
-                            None => return Poll::Ready(Some(Err(self.malformed("it is longer than it says")))),
+                            None => return Poll::Ready(Some(Err(self.malformed("longer than content-length")))),
                         }
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
@@ -199,7 +199,7 @@ impl BoxedBody for CustodyBody {
                 // The head of the stream, which was decoded before.
                 Some(Ok(Piece::Head(..))) => {}
                 Some(Ok(Piece::End(_))) if self.length.is_some_and(|left| left > 0) => {
-                    return Poll::Ready(Some(Err(self.malformed("it is shorter than it says"))));
+                    return Poll::Ready(Some(Err(self.malformed("shorter than content-length"))));
                 }
                 Some(Ok(Piece::End(fields))) => {
                     // Reading past the end makes custody acknowledge it to the previous node.

@@ -92,7 +92,7 @@ impl Fetch {
         match self.owed {
             Some(owed) if owed != came => {
                 let peer = Arc::from("the origin");
-                let reason = format!("its body has {came} bytes instead of {owed}");
+                let reason = format!("the body has {came} bytes instead of {owed}");
                 Err(Error::Broken { peer, reason, unprocessed: false })
             }
             _ => Ok(()),
@@ -158,5 +158,5 @@ impl Drop for Fetch {
 }
 
 fn deserted() -> Error {
-    Error::ClientGone("nobody reads the answer any more".to_owned())
+    Error::ClientGone("no client reads the response any more".to_owned())
 }

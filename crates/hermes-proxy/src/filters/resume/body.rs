@@ -209,7 +209,7 @@ impl ResumableBody {
                 Ok(Some(None))
             }
             None => {
-                let reason = "it ended before all of it had come".to_owned();
+                let reason = "the response ended early".to_owned();
                 self.broke(Error::Broken { peer: self.peer(), reason, unprocessed: false })
             }
             // The content is complete, so the failure does not matter.
@@ -251,7 +251,7 @@ impl ResumableBody {
 
     /// Handles an interruption.
     fn broke(&mut self, error: Error) -> Result<Option<Option<Frame<Bytes>>>, Error> {
-        tracing::debug!(peer = %self.peer(), %error, "a response broke off, and its rest is asked for");
+        tracing::debug!(peer = %self.peer(), %error, "response interrupted; requesting the rest");
         if self.rest.fields().is_none() {
             return Err(error);
         }
@@ -333,7 +333,7 @@ impl ResumableBody {
                 Ok(())
             }
             ResumeOutcome::Later(after) => {
-                let error = broken(format!("asked for the rest it answers {}", parts.status));
+                let error = broken(format!("the request for the rest was answered with {}", parts.status));
                 self.rest_for(error, after, REFUSED)
             }
             ResumeOutcome::Never(why) => Err(broken(format!("{why} ({})", parts.status))),

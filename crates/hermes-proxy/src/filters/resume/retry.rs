@@ -100,7 +100,7 @@ pub(super) async fn send_again(
         return Ok(own);
     }
     if entry.may_be_sent() && !is_idempotent(entry, &route) {
-        let reason = format!("route {} takes it now, which does not say that it may be sent twice", route.name);
+        let reason = format!("route {} now matches, and it does not permit a retry", route.name);
         return Err(Error::Reconfigured(reason));
     }
     *entry.route.borrow_mut() = Some(route.clone());

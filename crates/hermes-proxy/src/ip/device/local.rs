@@ -241,7 +241,7 @@ async fn read(devices: Rc<Devices>, device: Arc<Device>, local: Weak<LocalDevice
     device.finish_sessions();
     // The readers on all workers see this.
     if device.reads.send_replace(false) {
-        tracing::warn!(device = %device.name, "somebody has deleted a device: its sessions here end");
+        tracing::warn!(device = %device.name, "device deleted by another program; ending its sessions");
         worker.shared.device_lost.notify_one();
     }
 }

@@ -187,7 +187,12 @@ impl End {
             claimed = self.claim(net, owner, true);
         }
         if claimed.is_err() {
-            self.tell_lack(gateway, owner, net, "another has it, or had it a moment ago; ask for another one");
+            self.tell_lack(
+                gateway,
+                owner,
+                net,
+                "another client has the address or had it until recently; request another one",
+            );
         }
         claimed.ok().map(|()| net)
     }
@@ -205,7 +210,7 @@ impl End {
         let (Link::Device { local, .. }, Side::Gives { route, .. }) = (&self.link, &self.side) else { return };
         if let Some(more) = local.shared.refused_addresses.happened(local.shared.now()) {
             let device = &gateway.device;
-            tracing::info!(%address, to = %owner, %route, %device, %reason, more, "an address that was asked for is not given");
+            tracing::info!(%address, to = %owner, %route, %device, %reason, more, "address request refused");
         }
     }
 
@@ -213,11 +218,12 @@ impl End {
     /// an address with another route on this host is withheld, because an assigned address is routed to the client for
     /// all programs of this host.
     fn withheld(&self, gateway: &Gateway, net: IpNet) -> Option<&'static str> {
-        let Link::Device { local, .. } = &self.link else { return Some("there is no device") };
+        let Link::Device { local, .. } = &self.link else { return Some("the device does not exist") };
         withheld(gateway, net).or_else(|| {
             let leads_elsewhere = gateway.assign.is_empty() && local.device.net().leads_elsewhere(net.addr());
-            leads_elsewhere
-                .then_some("this machine reaches it by a route of its own; write an `assign` that is the clients'")
+            leads_elsewhere.then_some(
+                "this machine has a route of its own to that address; list addresses for clients in `assign`",
+            )
         })
     }
 

@@ -53,8 +53,8 @@ pub(super) async fn query(
             match tokio::time::timeout(ATTEMPT, attempt).await {
                 Ok(Ok(answer)) if is_failure(&answer) => failure = Some(answer),
                 Ok(Ok(answer)) => return Some(answer),
-                Ok(Err(error)) => tracing::debug!(%server, %error, "a DNS server could not be asked"),
-                Err(_) => tracing::debug!(%server, "a DNS server did not answer"),
+                Ok(Err(error)) => tracing::debug!(%server, %error, "cannot send a query to a DNS server"),
+                Err(_) => tracing::debug!(%server, "a DNS server did not respond"),
             }
         }
         None
@@ -115,5 +115,5 @@ async fn by_tcp(question: &Question, message: &Bytes, server: SocketAddr) -> std
     if question.is_answered_by(id, &answer) {
         return Ok(answer);
     }
-    Err(std::io::Error::other("it answered something that was not asked"))
+    Err(std::io::Error::other("the response does not match the query"))
 }

@@ -94,7 +94,7 @@ impl Holder for AssociationSlot {
     }
 
     fn displace(&self) {
-        self.0.kill.set("displaced: limits.udp-flows is reached, and its client has most of the flows");
+        self.0.kill.set("displaced: limits.udp-flows reached, and this client has the most flows");
     }
 }
 
@@ -104,7 +104,7 @@ fn relay_socket(client: &Client, near: &ByteStream) -> Result<UdpSocket, (Reply,
         return Err((Reply::Failed, io::ErrorKind::Unsupported.into()));
     };
     if client.secure {
-        let error = io::Error::other("they would go in the clear beside TLS");
+        let error = io::Error::other("datagrams would be sent unencrypted beside the TLS connection");
         return Err((Reply::CommandUnsupported, error));
     }
     let open = || {

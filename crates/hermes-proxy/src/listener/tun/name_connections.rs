@@ -77,7 +77,7 @@ pub(super) async fn capture(
     let pending = local.as_ref().and_then(|local| UnclaimedPackets::of(local, &owner, prefix));
     before.inspect(|before| before.set(Ending::Close));
     let (Some(local), Some(pending)) = (local, pending) else {
-        return tracing::error!(listener = %listener.name, %prefix, "another session holds the addresses of names");
+        return tracing::error!(listener = %listener.name, %prefix, "another session has the virtual addresses");
     };
     let opened = open_sockets(SocketAddr::new(source_for(tun, prefix), 0), &tun.device);
     let (accepting, receiving, translation) = match opened {
@@ -213,7 +213,7 @@ impl Flows {
         let connections = self.connections.borrow();
         let is_tcp = displaced.iter().filter(|(transport, _)| *transport == Transport::Tcp);
         for connection in is_tcp.filter_map(|(_, alias)| connections.get(alias)) {
-            connection.kill.set("displaced: limits.name-sessions is reached, and it was idle for longest");
+            connection.kill.set("displaced: limits.name-sessions reached, and this session was idle for longest");
         }
         !displaced.is_empty()
     }
@@ -275,7 +275,7 @@ impl Flows {
                     session::relay(DownstreamEnd::Stream(near), *tunnel).await;
                 }
                 None => {
-                    let gone = hermes_transport::error::Error::ClientGone("it did not finish its handshake".to_owned());
+                    let gone = hermes_transport::error::Error::ClientGone("TCP handshake incomplete".to_owned());
                     tunnel.session.entry.fail(&gone);
                 }
             },

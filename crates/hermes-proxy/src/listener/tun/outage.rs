@@ -26,7 +26,7 @@ pub(super) const SETTLED: Duration = Duration::from_secs(1);
 
 /// The remedy for a refusal by another node.
 const THEIRS: &str =
-    "ask `hermes explain --kind ip --network` (or `--authority`) with the document of the node that refused";
+    "run `hermes explain --kind ip --network` (or `--authority`) with the document of the node that refused";
 
 /// The reason for a missing tunnel, with its remedy.
 pub(super) struct Lost {
@@ -45,26 +45,21 @@ impl Lost {
         let remedy = match error {
             Error::Idle(_) | Error::Reconfigured(_) | Error::Draining => return None,
             Error::Denied { .. } => {
-                "ask `hermes explain --kind ip --network` (or `--authority`) with this node's document which route it takes"
+                "run `hermes explain --kind ip --network` (or `--authority`) with this node's document to see the route"
             }
             Error::Unsuitable { .. } => "give the route an upstream, or `terminate: {tun: ...}`",
             Error::Connect { source, .. } => unconnected(source),
             Error::ConnectTimeout { .. } => {
-                "nothing answers there: see whether that machine is up and the endpoint is its own; if so, a firewall \
-                 between may drop what is sent to that port"
+                "no response: check that the machine is up and has this address; if so, a firewall may drop packets to that port"
             }
-            Error::Resolve(_) => {
-                "see whether the name in the upstream's endpoint is right, and this machine's DNS answers"
-            }
-            Error::NoEndpoint { .. } => {
-                "see this log, and the metric hermes_upstream_connect_failures, for what failed before"
-            }
-            Error::NotConnected { .. } => "see whether that node runs, and dials this one",
-            Error::Incapable { .. } => "see whether that is a node, and the upstream's `protocol` is right",
+            Error::Resolve(_) => "check the name in the upstream's endpoint, and that DNS works on this machine",
+            Error::NoEndpoint { .. } => "see earlier lines of this log and the metric hermes_upstream_connect_failures",
+            Error::NotConnected { .. } => "check that the node runs and dials this one",
+            Error::Incapable { .. } => "check that the endpoint is a node, and the `protocol` of the upstream",
             Error::Refused { .. } => THEIRS,
-            Error::DeviceGone { .. } => "it is made again; see who deletes it (`ip monitor link`)",
+            Error::DeviceGone { .. } => "the node recreates it; find the program that deletes it (`ip monitor link`)",
             Error::Limit(_) => "raise that limit in `limits`",
-            _ => "see the log of the next node, and whether it runs",
+            _ => "check that the next node runs, and see its log",
         };
         Some(Self { reason: error.to_string(), remedy })
     }
@@ -79,7 +74,7 @@ impl Lost {
         let status = response.status();
         let theirs = response.headers().get(PROXY_STATUS).and_then(|said| said.to_str().ok());
         let theirs = theirs.map(|said| format!(" ({said})")).unwrap_or_default();
-        Some(Self { reason: format!("{peer} answers {status}{theirs}"), remedy: THEIRS })
+        Some(Self { reason: format!("{peer} responded with {status}{theirs}"), remedy: THEIRS })
     }
 
     /// The reason for the end of an open tunnel. `None` if this node intended it.
@@ -88,8 +83,8 @@ impl Lost {
             Some(error) => Self::by(&error),
             None => {
                 let peer = entry.peer.borrow().clone().unwrap_or_else(|| "the far end".into());
-                let remedy = "see the log of the next node, and whether it runs";
-                Some(Self { reason: format!("{peer} has ended it"), remedy })
+                let remedy = "check that the next node runs, and see its log";
+                Some(Self { reason: format!("{peer} closed the tunnel"), remedy })
             }
         }
     }
@@ -98,22 +93,22 @@ impl Lost {
 /// The remedy for a failed connection.
 fn unconnected(source: &io::Error) -> &'static str {
     if HandshakeFault::of(source).is_some() {
-        return "see whether the upstream's `tls` names that node, and both certificates are of one overlay and not over";
+        return "check that the upstream's `tls` names that node, and that both certificates belong to one overlay and have not expired";
     }
     match source.kind() {
         io::ErrorKind::ConnectionRefused => {
-            "nothing listens there, or a firewall there refuses it: see whether that node runs, and the endpoint's port is its \
-             listener's"
+            "connection refused: check that the node runs and listens at that port; a firewall may also refuse connections"
         }
         io::ErrorKind::NetworkUnreachable => {
-            "this machine has no way there: see whether it is online, and `ip route get` with that address"
+            "no route to that address: check that this machine is online, and `ip route get` with that address"
         }
         io::ErrorKind::HostUnreachable => {
-            "a router, or the network there, says that nobody has that address: see whether that machine is up, and the \
-             endpoint's address is right"
+            "host unreachable: check that the machine is up, and the address of the endpoint"
         }
-        io::ErrorKind::PermissionDenied => "this machine forbids it: see its own firewall and routes (`prohibit`)",
-        _ => "see whether the upstream's endpoint, `protocol` and `tls` are right, and that node runs",
+        io::ErrorKind::PermissionDenied => {
+            "this machine forbids the connection: check its firewall and routes (`prohibit`)"
+        }
+        _ => "check the endpoint, `protocol` and `tls` of the upstream, and that the node runs",
     }
 }
 

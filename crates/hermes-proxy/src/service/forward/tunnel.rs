@@ -599,7 +599,10 @@ fn is_put_off(opened: &Result<Opened, Error>) -> bool {
 /// over HTTP/2, to an endpoint that refused it, cannot be sent again.
 fn unsent(early: Option<&EarlyPayload<'_>>, peer: &Arc<str>) -> Result<(), Error> {
     if early.is_some_and(EarlyPayload::has_sent) {
-        return Err(Error::Incapable { peer: peer.clone(), reason: "is no HTTP/2 endpoint like the one before it" });
+        return Err(Error::Incapable {
+            peer: peer.clone(),
+            reason: "does not support HTTP/2, unlike the previous endpoint",
+        });
     }
     Ok(())
 }
@@ -610,14 +613,14 @@ fn check_switch(upgrade: &UpgradeKind, key: Option<&HeaderValue>, headers: &Head
     let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
     match (upgrade, named) {
         (UpgradeKind::Upgrade(wanted), Some(named)) if named.trim().eq_ignore_ascii_case(wanted) => {}
-        _ => return Err("it switched to a protocol that it was not asked for (RFC 9110, 7.8)"),
+        _ => return Err("the response switched to a protocol that was not requested (RFC 9110, 7.8)"),
     }
     let proof = headers.get(SEC_WEBSOCKET_ACCEPT);
     match key.and_then(upgrade::websocket_accept) {
         Some(wanted)
             if matches!(upgrade, UpgradeKind::Upgrade(name) if &**name == "websocket") && proof != Some(&wanted) =>
         {
-            Err("its Sec-WebSocket-Accept does not prove that it understood the key (RFC 6455, 4.1)")
+            Err("wrong Sec-WebSocket-Accept for the key (RFC 6455, 4.1)")
         }
         _ => Ok(()),
     }

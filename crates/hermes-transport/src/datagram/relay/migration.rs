@@ -211,7 +211,7 @@ impl Next {
         } else if self.timer.as_mut().poll(cx).is_ready() {
             // A client that never ends a capsule could otherwise keep a route that it may no longer use.
             let late = match self.is_open {
-                true => Failure::for_good("a capsule that does not end keeps the flow where it is"),
+                true => Failure::for_good("an incomplete capsule prevents the move"),
                 false => Failure::for_now("no address was assigned in time"),
             };
             return Poll::Ready(Err(late));
@@ -240,10 +240,12 @@ impl Next {
                 self.unanswered.retain(|request| *request != address.request);
             }
             if self.unanswered.is_empty() && !self.is_assigned {
-                return Poll::Ready(Err(Failure::for_good("the address is not assigned there")));
+                return Poll::Ready(Err(Failure::for_good("the new far end does not assign the address")));
             }
             if !self.keep(worker, batch) {
-                return Poll::Ready(Err(Failure::for_now("it says more before it has given an address than is kept")));
+                return Poll::Ready(Err(Failure::for_now(
+                    "the new far end sent too many capsules before it assigned an address",
+                )));
             }
         }
         if !std::mem::replace(&mut self.is_open, true) {

@@ -236,7 +236,9 @@ impl Holder for Connection {
     }
 
     fn displace(&self) {
-        self.kill.set("displaced: limits.connections is reached, and its client has most of them, or it was idle");
+        self.kill.set(
+            "displaced: limits.connections reached, and this client has the most connections, or this one was idle",
+        );
     }
 }
 

@@ -138,7 +138,7 @@ impl Scanned {
     /// The outcome of a write; `dropped` replaces it after a failure.
     fn written<T>(&mut self, polled: Poll<io::Result<T>>, dropped: T) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
-        tracing::debug!(%error, "an upstream takes nothing any more; reading what it has sent");
+        tracing::debug!(%error, "the upstream stopped reading; reading what it has sent");
         self.write_failed = true;
         Poll::Ready(Ok(dropped))
     }

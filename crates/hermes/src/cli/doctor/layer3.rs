@@ -45,7 +45,7 @@ impl Needs {
 
     pub(super) fn inspect(&self, report: &mut Report) {
         let needed = !self.devices.is_empty();
-        report_result(report, "layer 3", needed, tun::check_privilege().map(|()| "CAP_NET_ADMIN is there".to_owned()));
+        report_result(report, "layer 3", needed, tun::check_privilege().map(|()| "CAP_NET_ADMIN available".to_owned()));
         report_result(report, tun::DRIVER, needed, tun::check_driver().map(|()| "can be opened".to_owned()));
         report_result(report, "nftables", self.nat, nat::nft_version());
         report_result(report, "forwarding", self.nat, nat::check_forwarding());
@@ -59,7 +59,7 @@ impl Needs {
         for (device, network) in &self.captures {
             let what = format!("capture of {network}");
             let found = tun::check_reverse_path(device, *network);
-            report_result(report, &what, true, found.map(|()| "answers to the node itself come through".to_owned()));
+            report_result(report, &what, true, found.map(|()| "responses to the node itself pass".to_owned()));
         }
         for listener in &self.carried {
             let Some(programs) = waits_for(listener) else { continue };

@@ -29,7 +29,7 @@ pub(super) fn parse(text: &str) -> anyhow::Result<Packet> {
         }
     }
     let (Some(source), Some(destination)) = (source, destination) else { bail!("--packet: {FORM}") };
-    ensure!(source.is_ipv4() == destination.is_ipv4(), "--packet: its addresses are of two versions of IP");
+    ensure!(source.is_ipv4() == destination.is_ipv4(), "--packet: source and destination have different IP versions");
     let icmp = if source.is_ipv4() { 1 } else { 58 };
     Ok(Packet { source, destination, protocol: protocol.unwrap_or(icmp), length, mtu })
 }

@@ -103,7 +103,7 @@ impl Place {
         let found = found.or_else(|| self.snapshot.listeners.iter().find(|listener| listener.dial.is_some()));
         found
             .map(|listener| &**listener)
-            .with_context(|| format!("node {} takes no sessions of others", self.document.node))
+            .with_context(|| format!("node {} accepts no sessions of other nodes", self.document.node))
     }
 }
 
@@ -113,13 +113,13 @@ fn first(explain: &Explain) -> anyhow::Result<String> {
         return Ok(node.clone());
     }
     let Some(user) = &explain.user else {
-        bail!("say where the session begins: --node NAME, or --user NAME of somebody who has one node");
+        bail!("missing start of the session: add --node NAME, or --user NAME of a user with one node");
     };
     let found = block_on(explain.access()?.get(Method::GET, &format!("/v1/documents/User/{user}"), Vec::new()))?;
     match &found["document"]["nodes"] {
         Value::String(node) => Ok(node.clone()),
         Value::Array(nodes) if nodes.len() == 1 => Ok(nodes[0].as_str().unwrap_or_default().to_owned()),
-        _ => bail!("user {user} has several nodes; say at which the session begins with --node NAME"),
+        _ => bail!("user {user} has several nodes; choose one with --node NAME"),
     }
 }
 
@@ -151,7 +151,7 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
         hops.push(Hop { node: node.clone(), explanation, next, backup });
         let Some(followed) = followed else { return Ok(hops) };
         if hops.len() == MAX_HOPS {
-            bail!("the session has been at {MAX_HOPS} nodes, and goes on; `hermes check` your overlay documents");
+            bail!("the path has more than {MAX_HOPS} nodes; run `hermes check` on your overlay documents");
         }
         // Rewrites apply at the end of a session, not between nodes.
         settle(&mut facts, &listener, &place.snapshot).map_err(|refusal| anyhow::anyhow!("{refusal}"))?;

@@ -126,11 +126,11 @@ impl Client {
         }
         let broken = |why: &dyn std::fmt::Display| AttemptError::passing(format!("the proxy's tunnel broke: {why}"));
         let upgraded = hyper::upgrade::on(response).await.map_err(|error| broken(&error))?;
-        let parts = upgraded.downcast::<TokioIo<Io>>().map_err(|_| broken(&"it is no stream of ours"))?;
+        let parts = upgraded.downcast::<TokioIo<Io>>().map_err(|_| broken(&"unexpected stream"))?;
         match parts.io.into_inner() {
             // A TLS client speaks first, so bytes from the server are an error.
             Io::Plain(tcp) if parts.read_buf.is_empty() => Ok(tcp),
-            _ => Err(broken(&"it brings bytes that nobody asked for")),
+            _ => Err(broken(&"the response has bytes that were not requested")),
         }
     }
 
@@ -149,7 +149,7 @@ impl Client {
         let shaken = self.patiently(format!("TLS of {host}"), tls::connect(config, host, tcp)).await?;
         shaken.map_err(|error| match HandshakeFault::of(&error) {
             Some(HandshakeFault::Certificate) => AttemptError::Lasting {
-                why: format!("{host} does not prove who it is: {error}"),
+                why: format!("cannot verify the certificate of {host}: {error}"),
                 remedy: "if you trust its CA, name it with --ca",
             },
             Some(HandshakeFault::Protocol) => AttemptError::Lasting {
@@ -220,7 +220,7 @@ impl Client {
         request: Request<Empty<Bytes>>,
     ) -> Result<Response<Incoming>, AttemptError> {
         let answered = self.patiently("an answer".to_owned(), sender.send_request(request)).await?;
-        answered.map_err(|error| broken("there is no answer", &error))
+        answered.map_err(|error| broken("no response", &error))
     }
 
     async fn patiently<F: Future>(&self, what: String, future: F) -> Result<F::Output, AttemptError> {
@@ -236,7 +236,7 @@ impl Exchange {
     pub(super) async fn next(&mut self) -> Result<Option<Chunk>, AttemptError> {
         match patiently(self.patience, "more of it", self.body.frame()).await? {
             None => Ok(None),
-            Some(Err(error)) => Err(broken("it broke off", &error)),
+            Some(Err(error)) => Err(broken("the response was interrupted", &error)),
             Some(Ok(frame)) => Ok(Some(match frame.into_data() {
                 Ok(data) => Chunk::Data(data),
                 Err(frame) => Chunk::Trailers(frame.into_trailers().unwrap_or_default()),

@@ -195,8 +195,8 @@ impl Download {
         }
         let anew = match (self.held, &self.known.validator) {
             (0, _) => None,
-            (_, None) => Some("nothing tells whether it is still the same"),
-            (_, Some(_)) => Some("it changed at the origin"),
+            (_, None) => Some("the response has no validator"),
+            (_, Some(_)) => Some("the object changed at the origin"),
         };
         self.known =
             Known { validator: answer.validator.clone(), total: answer.length, digests: answer.digests.clone() };
@@ -211,11 +211,11 @@ impl Download {
     /// Handles a requested range.
     fn handle_range(&mut self, answer: &ResponseHead) -> Meaning {
         let Some(ContentRange { bytes: Some((first, last)), of }) = answer.part.filter(|_| !answer.is_multipart) else {
-            return self.lied("it answers with a part, and does not say which");
+            return self.lied("the partial response has no valid Content-Range");
         };
         let length = last - first + 1;
         if answer.length.is_some_and(|said| said != length) {
-            return self.lied("its answer has another length than the range that it says");
+            return self.lied("the length of the partial response differs from its Content-Range");
         }
         if self.known.validator.as_ref().is_some_and(|ours| answer.contradicts(ours))
             || self.known.digests.contradicts(&answer.digests)
@@ -224,11 +224,11 @@ impl Download {
             return self.changed();
         }
         if self.known.validator.as_ref().is_some_and(|ours| !answer.is_of(ours)) {
-            return self.lied("it answers with a part, and does not say of what");
+            return self.lied("the partial response has no validator");
         }
         let is_at_end = of.or(self.known.total) == Some(self.held);
         if first > self.held || last + 1 < self.held || (last + 1 == self.held && !is_at_end) {
-            return self.lied("it answers with another range than it was asked for");
+            return self.lied("the partial response has a range that was not requested");
         }
         self.known.total = self.known.total.or(of);
         self.known.digests.join(&answer.digests);
@@ -243,7 +243,7 @@ impl Download {
                 let length = answer.length.or(Some(of));
                 Meaning::Content(self.whole(&ResponseHead { length, ..answer.clone() }))
             }
-            _ => self.lied("it answers with a part where all was asked for"),
+            _ => self.lied("partial response to a request for the whole object"),
         }
     }
 
@@ -260,7 +260,7 @@ impl Download {
 
     fn changed(&mut self) -> Meaning {
         self.give_up();
-        Meaning::Anew("it changed at the origin")
+        Meaning::Anew("the object changed at the origin")
     }
 
     /// Requests the whole object next time: the data held may be right.
@@ -282,7 +282,7 @@ impl Download {
         match self.known.total {
             Some(total) if self.held == total => Ok(End::Whole),
             Some(total) if status == 206 && self.held < total => Ok(End::More),
-            Some(total) => Err(format!("it ended after {} of {total} bytes", self.held)),
+            Some(total) => Err(format!("the response ended after {} of {total} bytes", self.held)),
             None if status == 206 => Ok(End::More),
             // The content may have been truncated. A request for the next byte tells, once for each end.
             None if self.is_endless && self.known.validator.is_some() && self.doubted != Some(self.held) => {

@@ -17,7 +17,7 @@ pub(super) fn same_origin(one: &Uri, other: &Uri) -> bool {
 
 /// Resolves a location against a URL.
 pub(super) fn resolve(from: &Uri, location: &str) -> anyhow::Result<Uri> {
-    let wrong = || format!("redirected to {location:?}, which is no URL that can be fetched; look at the origin");
+    let wrong = || format!("redirected to {location:?}, which is not an http or https URL; check the origin");
     // A fragment is only for display.
     let location = location.split('#').next().unwrap_or_default();
     let absolute = if location.starts_with("//") {
@@ -31,7 +31,10 @@ pub(super) fn resolve(from: &Uri, location: &str) -> anyhow::Result<Uri> {
     let url: Uri = absolute.parse().with_context(wrong)?;
     super::fetchable(&url).map_err(anyhow::Error::msg).with_context(wrong)?;
     let is_worse = from.scheme_str() == Some("https") && url.scheme_str() == Some("http");
-    ensure!(!is_worse, "redirected from https to {url}, in the clear; fetch that yourself, where you trust the way");
+    ensure!(
+        !is_worse,
+        "redirected from https to {url}, which is not encrypted; fetch that URL yourself if you trust the network"
+    );
     Ok(url)
 }
 

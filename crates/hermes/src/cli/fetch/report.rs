@@ -115,7 +115,7 @@ impl Report {
     /// Returns why the last attempt was incomplete.
     pub(super) fn reason(&self) -> Option<String> {
         let picture = self.picture();
-        let silence = || picture.is_asking.then(|| "there was no answer".to_owned());
+        let silence = || picture.is_asking.then(|| "no response".to_owned());
         picture.why.clone().or_else(silence)
     }
 
@@ -164,24 +164,25 @@ impl Drop for Report {
 fn words(event: &Event<'_>, picture: &Picture) -> (String, Value) {
     let Picture { held, total, attempt, .. } = picture;
     match event {
-        Event::Asks { from: 0 } => {
-            (format!("try {attempt}: asks for all"), json!({"event": "request", "attempt": attempt, "from": 0}))
-        }
+        Event::Asks { from: 0 } => (
+            format!("attempt {attempt}: requesting the whole object"),
+            json!({"event": "request", "attempt": attempt, "from": 0}),
+        ),
         Event::Asks { from } => (
-            format!("try {attempt}: asks for what is behind {}", size(*from)),
+            format!("attempt {attempt}: requesting the rest from {}", size(*from)),
             json!({"event": "request", "attempt": attempt, "from": from}),
         ),
         Event::Answers { status } => (
             format!("try {attempt}: {status}, {}", progress(*held, *total)),
             json!({"event": "answer", "attempt": attempt, "status": status, "held": held, "total": total}),
         ),
-        Event::Anew { why } => (format!("begins anew: {why}"), json!({"event": "anew", "reason": why})),
+        Event::Anew { why } => (format!("restarting: {why}"), json!({"event": "anew", "reason": why})),
         Event::Waits { why, pause } => (
-            format!("{why}; {}; tries again in {}", progress(*held, *total), span(*pause)),
+            format!("{why}; {}; retrying in {}", progress(*held, *total), span(*pause)),
             json!({"event": "retry", "attempt": attempt, "reason": why, "held": held, "total": total,
                    "wait-seconds": pause.as_secs_f64()}),
         ),
-        Event::Verifies => ("verifies what is held".to_owned(), json!({"event": "verify", "held": held})),
+        Event::Verifies => ("verifying the stored part".to_owned(), json!({"event": "verify", "held": held})),
     }
 }
 
@@ -282,12 +283,12 @@ fn standing(picture: &Picture, per_second: f64, now: Instant) -> String {
     let until = |at: Instant| span(at.saturating_duration_since(now));
     let (doing, why) = match picture.until {
         Some(at) => (format!("{}  waits {}", size(*held), until(at)), picture.why.as_deref()),
-        None if picture.is_asking => (format!("{}  waits for an answer", size(*held)), None),
+        None if picture.is_asking => (format!("{}  waiting for a response", size(*held)), None),
         None if per_second < 1.0 => (format!("{}  nothing comes", size(*held)), None),
         None => (format!("{}  {}/s", progress(*held, *total), size(per_second as u64)), None),
     };
     // The deadline is no estimate, so the text names it as such.
-    let end = picture.deadline.map(|at| format!(", gives up in {}", until(at).trim_end_matches(" min")));
+    let end = picture.deadline.map(|at| format!(", giving up in {}", until(at).trim_end_matches(" min")));
     let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
     // Before the first request, the attempt number is that of the first.
     format!("{doing}  try {}{}{why}", (*attempt).max(1), end.unwrap_or_default())

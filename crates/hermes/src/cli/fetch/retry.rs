@@ -124,7 +124,7 @@ impl RetryLoop<'_> {
                 Meaning::Never { why, remedy } => bail!("{why}; {remedy}"),
             });
         }
-        bail!("redirected more than {MAX_REDIRECTS} times; look where that leads, and fetch the last URL itself");
+        bail!("redirected more than {MAX_REDIRECTS} times; fetch the final URL directly");
     }
 
     fn later(&mut self, trouble: AttemptError) -> anyhow::Result<AttemptOutcome> {
@@ -160,7 +160,7 @@ impl RetryLoop<'_> {
                     content.hashes.update(&data);
                     if !skipping.counts(data.len()) {
                         self.download.broke();
-                        let why = "more came than was announced".to_owned();
+                        let why = "more bytes than announced".to_owned();
                         return Ok(AttemptOutcome::Later { why, after: None });
                     }
                     let new = skipping.pass(&data);
@@ -179,15 +179,12 @@ impl RetryLoop<'_> {
         }
         if skipping.prefix.is_some() {
             bail!(
-                "it changed at the origin after {} bytes had been written; write to a file with -o",
+                "the object changed at the origin after {} bytes had been written; write to a file with -o",
                 self.download.held()
             );
         }
-        let ended = if skipping.is_short() {
-            Err("it ended before all that was announced had come".to_owned())
-        } else {
-            self.download.ended(status)
-        };
+        let ended =
+            if skipping.is_short() { Err("the response ended early".to_owned()) } else { self.download.ended(status) };
         match ended {
             Err(why) => {
                 self.download.broke();
@@ -209,7 +206,7 @@ impl RetryLoop<'_> {
         let written = self.sink.digests(&Digests::default())?;
         if prefix.so_far().contradicts(&written) {
             bail!(
-                "it changed at the origin after {} bytes had been written; write to a file with -o",
+                "the object changed at the origin after {} bytes had been written; write to a file with -o",
                 self.download.held()
             );
         }
@@ -225,7 +222,7 @@ impl RetryLoop<'_> {
 
     fn refuse<T>(&mut self) -> anyhow::Result<T> {
         self.sink.discard();
-        bail!("{MISMATCH}, and what was held is gone; look whether --digest, the origin or something between is wrong")
+        bail!("{MISMATCH}; the stored part was deleted. Check --digest, the origin and proxies between")
     }
 
     /// Verifies the object; `None` if the download must start again.
@@ -237,7 +234,7 @@ impl RetryLoop<'_> {
         let found = self.sink.digests(&self.download.expected())?;
         match self.download.verify(&found) {
             Verdict::Good => {
-                self.sink.finish().context("all of it is held, but")?;
+                self.sink.finish().context("complete, but")?;
                 Ok(Some(found))
             }
             Verdict::Again => {

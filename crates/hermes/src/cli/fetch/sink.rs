@@ -184,7 +184,7 @@ impl PartFile {
             self.file.sync_all()?;
             fs::rename(&self.path, &self.target)
         };
-        publish().with_context(|| format!("{} cannot be made of its part", self.target.display()))?;
+        publish().with_context(|| format!("cannot rename the part to {}", self.target.display()))?;
         // The file is complete. If its directory cannot be synced, a crash now costs at most the new name, and the part
         // remains.
         let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
