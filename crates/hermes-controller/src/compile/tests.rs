@@ -147,7 +147,10 @@ fn what_networks_and_devices_lack_is_said() {
         ]
     );
     let faults = with("users: bob", "users: carol");
-    assert!(faults.contains(&"Network/other: for.users[0]: there is no user carol".to_owned()), "{faults:?}");
+    assert!(
+        faults.contains(&"Network/other: for.users[0]: unknown user carol; add a document with kind: User".to_owned()),
+        "{faults:?}"
+    );
 }
 
 #[test]
@@ -341,7 +344,7 @@ fn no_provider_names_what_is_anothers() {
             "{kind: Service, provider: bella, name: A, at: {node: two, http: \"127.0.0.1:1\"}, for: {users: acme/ann}}",
             "belongs to another provider",
         ),
-        ("{kind: Group, provider: bella, name: A, users: [ann, eve]}", "there is no user eve"),
+        ("{kind: Group, provider: bella, name: A, users: [ann, eve]}", "unknown user eve"),
         ("{kind: User, provider: bella, name: A, nodes: one}", "serves bella"),
         ("{kind: User, provider: carla, name: A}", "the overlay has no provider carla"),
         ("{kind: User, name: A}", "provider: missing: the overlay has providers"),

@@ -158,13 +158,13 @@ async fn what_is_wrong_or_dry_changes_nothing() {
     controller.apply(&put(OVERLAY)).await.unwrap();
     let wrong = put("{kind: Node, name: late}\n---\n{kind: User, name: eve, nodes: nowhere}");
     let refused = controller.apply(&wrong).await.unwrap_err();
-    assert!(refused.to_string().contains("User/eve: nodes[0]: there is no node nowhere"), "{refused}");
+    assert!(refused.to_string().contains("User/eve: nodes[0]: unknown node nowhere"), "{refused}");
     let dry = Request { is_dry: true, ..put(MOVED) };
     let outcome = controller.apply(&dry).await.unwrap();
     assert_eq!((outcome.revision, outcome.nodes.len()), (1, 1));
     let delete = |key: &str| Request { delete: vec![key.parse().unwrap()], ..Request::default() };
     let refused = controller.apply(&delete("Node/one")).await.unwrap_err();
-    assert!(refused.to_string().contains("Service/A: at[0].node: there is no node one"), "{refused}");
+    assert!(refused.to_string().contains("Service/A: at[0].node: unknown node one"), "{refused}");
     assert!(matches!(controller.apply(&delete("Node/gone")).await, Err(ApplyError::Absent(_))));
     assert_eq!(controller.view().state.revision, 1);
     // A document can be deleted together with all documents that name it.

@@ -372,6 +372,6 @@ fn who_had_no_channel_is_told_why() {
             _ => None,
         })
     };
-    assert_eq!(reason(None).unwrap(), "its custody time has expired; no path was up for long enough");
-    assert_eq!(reason(Some("403")).unwrap(), "its custody time has expired; there was no channel to n1: 403");
+    assert_eq!(reason(None).unwrap(), "custody deadline exceeded; no path was up for long enough");
+    assert_eq!(reason(Some("403")).unwrap(), "custody deadline exceeded; no channel was open to n1: 403");
 }

@@ -55,7 +55,7 @@ fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
     }
     for args in [&["proxy", "node.yaml"][..], &["proxy", "node.yaml", "--config", "other.yaml"]] {
         let text = stderr(&hermes(args));
-        assert!(text.contains("write --config node.yaml") && text.contains("Usage: hermes proxy"), "{text}");
+        assert!(text.contains("name the document with --config node.yaml") && text.contains("Usage: hermes proxy"), "{text}");
     }
     let text = stderr(&hermes(&["proxy"]));
     assert!(text.contains("--config FILE") && text.contains("--controller URL --state DIR"), "{text}");
@@ -410,7 +410,7 @@ fn explain_takes_a_users_own_listener() {
     let (code, printed) = explain(&["--user", "alice", "--listener", "bobs", "--authority", "SHOP"]);
     assert!(code == Some(3) && printed.contains("claim     user alice ignored"), "{printed}");
     let (code, printed) = explain(&["--user", "bob", "--listener", "alices", "--authority", "SHOP"]);
-    assert!(code == Some(1) && printed.contains("--user: listener alices takes tcp"), "{printed}");
+    assert!(code == Some(1) && printed.contains("--user: listener alices accepts tcp"), "{printed}");
 }
 
 #[test]
@@ -504,7 +504,7 @@ fn explain_prints_the_path_of_a_packet() {
     let cases = [
         (near("src=10.20.0.2,dst=10.0.0.1", &[]), "packet    passes here"),
         (near("src=10.20.0.3,dst=10.0.0.1", &[]), "dropped (source-not-assigned): listener l3"),
-        (near("src=10.20.0.2,dst=203.0.113.1", &[]), "listener l3 takes none of that"),
+        (near("src=10.20.0.2,dst=203.0.113.1", &[]), "listener l3 does not accept this"),
         (near("src=10.20.0.2,dst=192.0.2.1", &[]), "dropped (no-session)"),
         (near("src=10.20.0.2,dst=198.18.0.9", &[]), "say which one by --authority"),
         (near("src=10.20.0.2,dst=198.18.0.9", &["--authority", "files.corp"]), "files: matches"),
@@ -570,17 +570,17 @@ fn explain_names_the_invalid_argument() {
         (&["--packet", "src=10.0.0.1,dst=10.0.0.2"], "add --kind ip --network PREFIX"),
         (&["--listener", "database", "--kind", "http"], "sessions of listener database are tcp"),
         (&["--listener", "database", "--authority", "OTHER:1"], "sessions of listener database are for db:3306"),
-        (&["--listener", "database", "--path", "/x"], "--path: listener database takes tcp"),
-        (&["--listener", "video-in", "--method", "GET"], "--method: listener video-in takes udp"),
+        (&["--listener", "database", "--path", "/x"], "--path: listener database accepts tcp"),
+        (&["--listener", "video-in", "--method", "GET"], "--method: listener video-in accepts udp"),
         (&["--listener", "video-in", "--header", "a=b"], "--header"),
         (&["--listener", "video-in", "--user", "bob"], "--user"),
         (&["--kind", "tcp", "--authority", "DB:1", "--path", "/x"], "--path: a tcp session has no path"),
         (&["--kind", "tcp", "--authority", "DB"], "--authority DB has no port"),
         (&["--kind", "udp"], "missing --authority HOST:PORT"),
-        (&["--listener", "socks"], "a tcp session is for some HOST:PORT"),
-        (&["--listener", "names"], "listener names answers questions, and no session begins there"),
+        (&["--listener", "socks"], "missing --authority HOST:PORT for a tcp session"),
+        (&["--listener", "names"], "listener names only answers DNS queries"),
         (&["--listener", "socks", "--kind", "http"], "--kind http: sessions of listener socks are tcp (CONNECT)"),
-        (&["--listener", "socks", "--authority", "A:1", "--user", "bob"], "--user: listener socks takes tcp"),
+        (&["--listener", "socks", "--authority", "A:1", "--user", "bob"], "--user: listener socks accepts tcp"),
         (&["--certificate", "spiffe://lab/node/n"], "listener apps requests no client certificate"),
         (&["--listener", "overlay", "--certificate", "node/n"], "--certificate node/n"),
         (

@@ -1,15 +1,19 @@
 //! The log of a node: its listeners, and the outcome of a changed document.
 
 use hermes_testkit::binary::hermes;
+use hermes_testkit::overlay::EFFECT_TIMEOUT;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
 
-/// A node, and the lines of its log as they come.
+/// A node, and the lines of its log as they arrive.
 struct RunningNode {
     node: Child,
-    lines: Lines<BufReader<ChildStderr>>,
+    lines: mpsc::Receiver<String>,
 }
 
 impl RunningNode {
@@ -17,15 +21,18 @@ impl RunningNode {
         let mut command = Command::new(hermes());
         command.args(["proxy", "--config", config.to_str().unwrap()]).env_remove("HERMES_LOG");
         let mut node = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(node.stderr.take().unwrap()).lines();
+        let (sender, lines) = mpsc::channel();
+        let stderr = BufReader::new(node.stderr.take().unwrap());
+        // The thread ends with the node's stderr or with the receiver.
+        thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Self { node, lines }
     }
 
-    /// The lines up to one that has these words. A node that ends without them ends the wait.
+    /// Waits for a line with these words, and returns the lines up to it.
     fn until(&mut self, words: &str) -> Vec<String> {
-        let mut seen = Vec::new();
-        for line in self.lines.by_ref() {
-            seen.push(line.unwrap());
+        let (mut seen, deadline) = (Vec::new(), Instant::now() + EFFECT_TIMEOUT);
+        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            seen.push(line);
             if seen.last().unwrap().contains(words) {
                 return seen;
             }
@@ -191,6 +198,6 @@ fn problems_of_the_state_directory_are_logged_with_path_and_remedy() {
     with(&state);
     let mut first = RunningNode::start(&config);
     first.until("running");
-    let line = RunningNode::start(&config).until("another process has the journal").pop().unwrap();
+    let line = RunningNode::start(&config).until("another process uses the custody journal").pop().unwrap();
     assert!(line.contains("WARN") && line.contains(&format!("directory={state}/custody")), "{line}");
 }

@@ -249,7 +249,7 @@ async fn a_successor_that_ends_before_it_is_ready_takes_no_listeners() {
     // While it waits for what is handed over, which is nothing then.
     successor.signal(Signal::SIGTERM).unwrap();
     link.write_all(&[0; 4]).unwrap();
-    successor.says("SIGTERM came before anything was taken over").await;
+    successor.says("SIGTERM before the takeover").await;
     assert_eq!(successor.ended().await.code(), Some(1));
     let mut rest = Vec::new();
     link.read_to_end(&mut rest).unwrap();

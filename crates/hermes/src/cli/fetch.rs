@@ -270,7 +270,7 @@ mod tests {
             assert!(proxy(bad).unwrap_err().contains("write http://HOST:PORT"), "{bad}");
         }
         assert_eq!(header("X-A: b:c").unwrap(), ("x-a".parse().unwrap(), "b:c".parse().unwrap()));
-        assert!(header("Range: bytes=0-").unwrap_err().contains("by fetch itself"));
+        assert!(header("Range: bytes=0-").unwrap_err().contains("is set by fetch"));
         assert!(header("nothing").is_err() && period("0s").is_err() && period("5").is_err());
     }
 

@@ -52,7 +52,7 @@ async fn a_directory_is_applied_and_absent_documents_are_pruned() {
 
     fs::remove_file(fixture.state("overlay/3.json")).unwrap();
     let output = fixture.hermes_ok(&["apply", "-f", &directory], "");
-    assert!(output.contains("nothing changes"), "{output}");
+    assert!(output.contains("no change"), "{output}");
     let output = fixture.hermes_ok(&["diff", "-f", &directory, "--prune"], "");
     assert!(
         output.contains("User/ann would be deleted") && fixture.hermes_ok(&["get", "users"], "").contains("ann"),
@@ -93,7 +93,7 @@ async fn a_file_that_is_applied_again_does_not_end_a_drain() {
     let stays =
         "node server stays drained, since its document does not set draining; `hermes node drain server --undo`";
     let output = fixture.hermes_ok(&["apply", "-f", "-"], &fixture.documents(7001));
-    assert!(output.contains(stays) && output.contains("nothing changes") && is_draining(), "{output}");
+    assert!(output.contains(stays) && output.contains("no change") && is_draining(), "{output}");
     let other = fixture.documents(7001).replace("name: server,", "name: server, drain: 3s,");
     let output = fixture.hermes_ok(&["diff", "-f", "-"], &other);
     assert!(output.contains("Node/server would be changed\n  drain: (not set) -> \"3s\"\n"), "{output}");
@@ -107,7 +107,7 @@ async fn a_file_that_is_applied_again_does_not_end_a_drain() {
     fixture.hermes_ok(&["apply", "-f", "-"], &explicit);
     assert!(!is_draining());
     let output = fixture.hermes_ok(&["apply", "-f", "-"], &other);
-    assert!(!output.contains("drained") && output.contains("nothing changes"), "{output}");
+    assert!(!output.contains("drained") && output.contains("no change"), "{output}");
 }
 
 #[tokio::test]

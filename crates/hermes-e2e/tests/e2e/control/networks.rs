@@ -127,7 +127,7 @@ async fn body(namespaces: Places) {
     assert!(sent >= 40 && answered + 3 * 3 >= sent, "{answered} of {sent} pings were answered");
 
     let output = fixture.hermes_ok(&["explain", "--controller", "--user", "alice", "--network", "10.0.0.1"], "");
-    assert!(output.starts_with("laptop\n") && output.contains("listener app-0-tun takes it"), "{output}");
+    assert!(output.starts_with("laptop\n") && output.contains("listener app-0-tun captures it"), "{output}");
     let (_, west) = output.split_once("\nwest\n").unwrap();
     assert!(west.contains("write the packets to device ip-office"), "{output}");
 

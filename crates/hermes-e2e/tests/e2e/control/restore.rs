@@ -108,7 +108,7 @@ async fn a_restored_backup_undoes_no_revocation() {
     assert!(fixture.hermes_ok(&["restore", "--status"], "").contains("Missing: server"));
     let output = fixture.hermes(&["restore", "--confirm"], "");
     let why = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && why.contains("not back") && why.contains("server"), "{why}");
+    assert!(!output.status.success() && why.contains("not reconnected") && why.contains("server"), "{why}");
     let output =
         fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], &documents(&fixture).replace(":7001", ":7002"));
     assert!(output.contains("warning: store restored"), "{output}");

@@ -32,7 +32,7 @@ async fn a_change_goes_out_in_waves_and_a_controller_may_die_meanwhile() {
     let _nodes = ["a", "b", "c"].map(|node| fixture.node(node, Some(&fixture.token(node))));
     until("all run it", || timeouts(&fixture) == ["1s", "1s", "1s"]).await;
     let output = fixture.hermes_ok(&["apply", "-f", "-", "--wait", "0s"], &documents(&fixture, "2s", "1h"));
-    assert!(output.contains("is at step 1 of 3"), "{output}");
+    assert!(output.contains("rollout in progress, step 1 of 3"), "{output}");
     until("the first one runs it", || timeouts(&fixture) == ["2s", "1s", "1s"]).await;
     // One after the other, and what another controller begins with is the same.
     let output = fixture.refused(&["apply", "-f", "-"], &documents(&fixture, "3s", "1h"));
@@ -116,7 +116,7 @@ async fn a_change_that_a_node_rejects_is_rolled_back_before_other_nodes() {
         .replace(&format!("bind: \"{}\"", fixture.socket(9444)), &format!("bind: \"{}\"", fixture.socket(9999)));
     let output = fixture.hermes(&["apply", "-f", "-"], &wrong);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("rolled back: node b refused it"), "{text}");
+    assert!(text.contains("rolled back: node b refused the document"), "{text}");
     assert_eq!(output.status.code(), Some(1));
     until("all run what was", || timeouts(&fixture) == ["1s", "1s", "1s"]).await;
     let get = fixture.hermes_ok(&["get", "Node/b"], "");

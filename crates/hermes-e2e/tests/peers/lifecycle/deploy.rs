@@ -55,7 +55,7 @@ async fn come_and_go_on<'a>(fixture: &ControllerFixture, documents: &str, on: im
         assert!(!std::fs::read_to_string(&file).unwrap().contains(token.trim()), "the token is in {file}");
     }
     let output = fixture.hermes_ok(&verb("undeploy", "server"), "");
-    assert!(output.contains("node server has no sessions\nnode server runs there no more"), "{output}");
+    assert!(output.contains("node server has no sessions\nnode server stopped there"), "{output}");
     assert!(!directory.exists(), "{:?}", std::fs::read_dir(&directory).unwrap().collect::<Vec<_>>());
     // One that has ended and that nobody has waited for has no command line any more.
     let left = std::fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();

@@ -92,7 +92,7 @@ async fn a_drained_node_gets_nothing_new_and_ends_nothing() {
 
     // What is not over in time is told, and it drains all the same.
     let text = fixture.refused(&["node", "drain", "one", "--timeout", "0s"], "");
-    assert!(text.contains("node one has ") && text.contains(" after 0ns. It goes on to drain"), "{text}");
+    assert!(text.contains("node one has ") && text.contains(" after 0ns. It continues to drain"), "{text}");
     let admin = fixture.socket(9901).to_string();
     let ready = || fixture.hermes(&["health", "--admin", &admin], "");
     assert_eq!((ready().status.code(), &*ready().stdout), (Some(1), &b"draining\n"[..]));

@@ -201,9 +201,9 @@ fn captures_of_a_deleted_device_are_restored() {
         until("it is open again", async || answers(&chain, "10.0.0.2").await).await;
         assert_eq!(rules().await, before);
         assert!(!near.log().contains("has ended it"), "{}", near.log());
-        near.record(|record| record.to_string().contains("device hermes0 is gone")).await;
+        near.record(|record| record.to_string().contains("device hermes0 was deleted")).await;
         chain.far().ip(&["link", "del", "gw0"]).unwrap();
-        far.record(|record| record.to_string().contains("device gw0 is gone")).await;
+        far.record(|record| record.to_string().contains("device gw0 was deleted")).await;
         until("it is open once more", async || answers(&chain, "10.0.0.2").await).await;
     });
 }

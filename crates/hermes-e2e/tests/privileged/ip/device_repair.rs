@@ -311,7 +311,7 @@ fn a_successor_that_stands_still_gets_nothing() {
         // As one of its workers might yet do.
         gateway.namespace.ip(&["route", "add", "10.20.0.77", "dev", "gw0", "proto", "72"]).unwrap();
         successor.signal(Signal::SIGCONT).unwrap();
-        successor.says("did not let go of its listeners and devices: it waited too long").await;
+        successor.says("did not release its listeners and devices: it timed out").await;
         assert_eq!(successor.ended().await.code(), Some(1));
         has_again(&gateway.namespace, "gw0", &before, "the successor has ended").await;
         let mut tunnel = gateway.tunnel(0, IpMode::H1, "*", "*").await.unwrap();

@@ -314,7 +314,9 @@ fn an_address_in_use_is_not_leased_twice() {
         }
         let log = gateway.node.log();
         assert!(
-            log.contains("address=10.20.0.2/32 to=user bob route=gateway device=gw0 reason=another has it"),
+            log.contains(
+                "address=10.20.0.2/32 to=user bob route=gateway device=gw0 reason=another client has the address"
+            ),
             "{log}"
         );
         // Nor one that is the gateway's, or that the document does not give.

@@ -52,7 +52,7 @@ impl Needs {
         for (name, has_it) in &self.devices {
             let what = format!("device {name}");
             match tun::check_name(name) {
-                Err(_) if *has_it => report.good(&what, "the running node has it"),
+                Err(_) if *has_it => report.good(&what, "in use by the running node"),
                 found => report_result(report, &what, true, found.map(|()| "free".to_owned())),
             }
         }

@@ -109,7 +109,7 @@ mod tests {
             assert!(resolve(&from, bad).is_err(), "{bad}");
         }
         let tls: Uri = "https://a/".parse().unwrap();
-        assert!(resolve(&tls, "http://a/").unwrap_err().to_string().contains("in the clear"));
+        assert!(resolve(&tls, "http://a/").unwrap_err().to_string().contains("not encrypted"));
         assert!(resolve(&tls, "/x").is_ok());
     }
 

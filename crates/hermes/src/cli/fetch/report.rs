@@ -347,16 +347,16 @@ mod tests {
         let mut picture = Picture { held: 45, total: Some(100), attempt: 3, ..Picture::default() };
         picture.deadline = Some(now + Duration::from_secs(61));
         let drawn = line(&picture, 2000.0, now);
-        assert_eq!(drawn, "[####------]  45%  45 B of 100 B  2.0 kB/s  try 3, gives up in 1:01");
+        assert_eq!(drawn, "[####------]  45%  45 B of 100 B  2.0 kB/s  try 3, giving up in 1:01");
         picture.is_asking = true;
         let drawn = line(&picture, 2000.0, now);
-        assert_eq!(drawn, "[####------]  45%  45 B  waits for an answer  try 3, gives up in 1:01");
+        assert_eq!(drawn, "[####------]  45%  45 B  waiting for a response  try 3, giving up in 1:01");
         picture.until = Some(now + Duration::from_secs(2));
         picture.why = Some("503 Service Unavailable, and much more of it that fits no line".into());
         let drawn = line(&picture, 0.0, now);
-        assert!(drawn.contains("waits 2.0 s  try 3, gives up in 1:01 (503 Se") && drawn.len() <= COLUMNS, "{drawn}");
+        assert!(drawn.contains("waits 2.0 s  try 3, giving up in 1:01 (503 Se") && drawn.len() <= COLUMNS, "{drawn}");
         let first = line(&Picture { is_asking: true, ..Picture::default() }, 0.0, now);
-        assert_eq!(first, "0 B  waits for an answer  try 1", "without a total there is no bar");
+        assert_eq!(first, "0 B  waiting for a response  try 1", "without a total there is no bar");
     }
 
     #[test]

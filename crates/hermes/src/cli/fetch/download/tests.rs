@@ -88,7 +88,7 @@ fn changed_content_begins_anew_however_it_shows() {
     }
     let mut download = begun(false);
     let Meaning::Content(take) = download.read(&rest(), &ok("\"b\"", 70)) else { panic!("refused") };
-    assert_eq!((take.skip, take.anew), (0, Some("it changed at the origin")));
+    assert_eq!((take.skip, take.anew), (0, Some("the object changed at the origin")));
     assert_eq!(download.held(), 0);
     // The digest shows the change, although the tag is the same.
     let mut download = begun(false);
