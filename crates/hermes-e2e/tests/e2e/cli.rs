@@ -55,7 +55,10 @@ fn usage_is_status_2_failure_1_success_0_and_errors_are_one_sentence() {
     }
     for args in [&["proxy", "node.yaml"][..], &["proxy", "node.yaml", "--config", "other.yaml"]] {
         let text = stderr(&hermes(args));
-        assert!(text.contains("name the document with --config node.yaml") && text.contains("Usage: hermes proxy"), "{text}");
+        assert!(
+            text.contains("name the document with --config node.yaml") && text.contains("Usage: hermes proxy"),
+            "{text}"
+        );
     }
     let text = stderr(&hermes(&["proxy"]));
     assert!(text.contains("--config FILE") && text.contains("--controller URL --state DIR"), "{text}");
