@@ -27,7 +27,7 @@ use hermes_transport::datagram::Outgoing;
 const PRESENCE: Duration = Duration::from_secs(25);
 /// The limit of reads before other work runs.
 const ROUNDS: usize = 16;
-/// The limit of packets that wait for a node's socket; one read of the device yields fewer.
+/// The maximum number of packets that wait for a node's socket. One read of the device yields fewer.
 const MAX_WAITING_PACKETS: usize = 4096;
 /// The limit of ICMP errors in a second.
 const MAX_ICMP_ERRORS_PER_SECOND: u32 = 200;
@@ -206,7 +206,7 @@ impl PacketForwarder {
                 note(&self.ledger, reason, count);
             };
             let outgoing = Outgoing { run: &self.run, dropped: &dropped };
-            // Unsent packets are counted; no sender is there to notify.
+            // Unsent packets are only counted: there is no sender on this host to notify.
             let _ = outgoing.poll_send(&link.socket, link.node, cx, &mut link.up);
             if refused.get() {
                 link.note_away();

@@ -115,7 +115,7 @@ pub(crate) async fn send(
     .await
 }
 
-/// Sends a retried request. The filters before the retrying one have already run.
+/// Sends a request again. The filters before the retrying filter have run already and do not run again.
 ///
 /// # Errors
 /// Errors of the filters and of the next hop.

@@ -334,7 +334,7 @@ async fn serve_connection(
             connection.set_stage(worker, Stage::Idle);
             Box::pin(dns::stream::serve(worker, connection, ready)).await;
         }
-        // These have no connections.
+        // Listeners of datagrams and packets have no connections.
         ListenerProtocol::Udp { .. } | ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => {}
     }
 }

@@ -191,7 +191,7 @@ impl Node {
 
     /// Sets the source of the count of lost log lines, for the metrics.
     pub fn count_lost_lines(&self, lost: impl Fn() -> usize + Send + Sync + 'static) {
-        // Set once: a process has one log.
+        // Set only once, because a process has one log.
         let _ = self.shared.lost_lines.set(Box::new(lost));
     }
 

@@ -43,8 +43,8 @@ pub(crate) fn accepted(
             fields.insert(UPGRADE, value);
         }
     }
-    // The proof also goes over HTTP/2, if the client sent a key although it need not. Envoy does so for its own
-    // HTTP/1.1 client, and has no other proof for it.
+    // The `Sec-WebSocket-Accept` field is also sent over HTTP/2, if the client sent a key although HTTP/2 needs none.
+    // Envoy sends one on behalf of its own HTTP/1.1 client, and has no other source for the field.
     if let Some(proof) = facts.headers.get(SEC_WEBSOCKET_KEY).and_then(websocket_accept) {
         fields.insert(SEC_WEBSOCKET_ACCEPT, proof);
     }

@@ -40,7 +40,8 @@ pub enum Body {
     Stream(StreamBody),
     /// The body of a tunnel by POST; the tunnel writes it.
     Channel(ChannelBody),
-    /// A body that a layer above implements: the rest of an exchange with an upstream, or the body of a filter.
+    /// A body that another layer implements: the response body of an exchange with an upstream, or the body of a
+    /// filter.
     Boxed(Box<dyn BoxedBody>),
     /// The rest of the response passes through custody, after a received head of `head_bytes` bytes; no byte of it
     /// passes this body.

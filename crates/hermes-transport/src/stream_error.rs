@@ -27,7 +27,7 @@ enum Why {
     /// The peer reset it.
     Reset,
     /// The peer sent its complete message and wants no more of the request (RFC 9113, section 8.1; RFC 9114, section
-    /// 4.1). Servers reset a stream with NO_ERROR after its end for that.
+    /// 4.1). Servers then reset the stream with NO_ERROR.
     Parted,
     /// The head or the trailers exceed the peer's limit. Nothing was sent.
     Oversize(Oversize),

@@ -24,7 +24,7 @@ pub(crate) const PATH_NAME: HeaderName = HeaderName::from_static("hermes-custody
 const GATHER: usize = 32 << 10;
 /// A silence after which the path may have had an outage.
 const SILENCE: Duration = Duration::from_millis(60);
-/// The limit of turns before other tasks of the worker run.
+/// The maximum number of rounds in one poll, after which other tasks of the worker run.
 const MAX_ROUNDS_PER_TURN: usize = 16;
 
 /// A channel to a neighbour.
@@ -39,7 +39,7 @@ pub(crate) struct Channel {
     /// A counter of reads, and the time of the last one.
     pub(crate) heard: u64,
     heard_at: Instant,
-    /// A ping must be sent even if there is no record.
+    /// True if a ping must be sent although no record waits.
     pub(crate) owes_ping: bool,
 }
 

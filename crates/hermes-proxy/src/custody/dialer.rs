@@ -52,7 +52,7 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes that are unacknowledged for this time plus [`OUTAGE_ROUND_TRIPS`] round trips were lost in an outage.
 const OUTAGE_AFTER: Duration = Duration::from_millis(100);
 const OUTAGE_ROUND_TRIPS: u32 = 3;
-/// An unwanted channel is kept for this time, and checked at this interval.
+/// A channel that no exchange needs closes after this time. The need is checked at the same interval.
 const UNWANTED_CHANNEL_TIMEOUT: Duration = Duration::from_secs(10);
 const UNWANTED_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The first timeout for TLS and the head of the channel. It doubles after each failure, up to the maximum.
@@ -257,8 +257,8 @@ impl ChannelDialer {
         loop {
             match addresses(&self.worker, destination.host, destination.reach).await {
                 Ok(addresses) => {
-                    // Retries use these addresses alone, so this waits for the other family, which may be the one that
-                    // works.
+                    // All attempts use the addresses resolved here. So this waits for both address families: only one
+                    // of them may work.
                     let late = tokio::time::timeout(RESOLVE_RETRY_DELAY, addresses.late()).await.unwrap_or_default();
                     return Ok(Some([addresses.now(), &late].concat()));
                 }
@@ -284,7 +284,7 @@ impl ChannelDialer {
         }
     }
 
-    /// Ready when the channel is no longer wanted. Meanwhile logs what is due.
+    /// Ready when no exchange needs the channel. Meanwhile writes the log lines that are due.
     async fn unwanted(&self) {
         let mut look = tokio::time::interval(UNWANTED_POLL_INTERVAL);
         while self.office.is_wanted(&self.label) {
@@ -303,7 +303,8 @@ impl ChannelDialer {
         }
     }
 
-    /// The same for an error of the kernel or of TLS. A timeout may just be an outage, and does not count.
+    /// Handles an attempt that failed with an error of the kernel or of TLS. A timeout is not counted, because the link
+    /// may just be down.
     fn failed_by(&self, error: &io::Error) {
         if error.kind() != io::ErrorKind::TimedOut {
             let text = error.to_string();

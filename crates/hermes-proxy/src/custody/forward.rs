@@ -79,7 +79,7 @@ fn asked(forward: &Forward<'_>) -> Option<Bytes> {
 /// The custody filter: sends the exchange to one endpoint of the upstream, under the custody deadline.
 ///
 /// # Errors
-/// This node has no room for it, or the exchange failed here or at a later node.
+/// This node's custody storage is full, or the exchange failed here or at a later node.
 pub(crate) async fn handle(
     custody: &Custody,
     upstream: &UpstreamState,
@@ -153,7 +153,8 @@ pub(crate) async fn handle(
         || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
         || length == Some(0);
     if has_none {
-        // The end is part of the stream, and the acknowledgement of it tells earlier nodes that it is complete.
+        // The end of the stream is acknowledged like its bytes. The acknowledgement tells earlier nodes that the stream
+        // is complete.
         while let Some(frame) = poll_fn(|cx| body.poll_frame(cx)).await {
             frame?;
         }
@@ -166,7 +167,7 @@ pub(crate) async fn handle(
 /// Opens a stream whose bytes go by custody to one endpoint of the upstream. It is open at once.
 ///
 /// # Errors
-/// This node has no room for it.
+/// This node's custody storage is full.
 pub(crate) fn tunnel(
     forward: &Forward<'_>,
     upstream: &UpstreamState,

@@ -102,13 +102,14 @@ impl Link {
     pub(crate) fn heard(&mut self, now: Instant) {
         self.known.heard(now.into_std());
         if self.is_spoken_to {
-            // The next ping of the peer is due by then.
+            // The peer's next ping should arrive by then.
             self.known.asked((now + WORD).into_std());
         }
         self.believed_until = None;
         self.expected = None;
         if let Some(rose) = self.known.take_rise() {
-            // Unasked bytes were sent half a round trip ago; an answer was sent for a ping of one round trip ago.
+            // Bytes that answer no ping left the peer half a round trip ago. An answer belongs to a ping that this node
+            // sent one round trip ago.
             let ago = if self.is_spoken_to { self.known.trip() / 2 } else { self.known.trip() };
             let came = Instant::from_std(rose).checked_sub(ago);
             came.inspect(|came| self.contact.borrow_mut().came(*came));

@@ -34,7 +34,7 @@ pub(crate) struct CustodyStream {
 }
 
 impl CustodyStream {
-    /// `head` is the first thing it writes.
+    /// Creates an end. `head` is written before all other bytes.
     pub(crate) fn new(
         office: Arc<CustodyService>,
         id: ExchangeId,
@@ -86,7 +86,7 @@ impl BoxedStream for CustodyStream {
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        // Earlier bytes come first; they may be the head.
+        // Bytes of earlier writes come first; they may be the head.
         ready!(self.poll_carrier(cx))?;
         if !bytes.is_empty() {
             self.pending = Some((chunk(bytes), false));

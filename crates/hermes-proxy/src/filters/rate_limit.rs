@@ -40,7 +40,7 @@ pub(crate) async fn handle(
     let mut last: Option<Response<Body>> = None;
     loop {
         let began = Instant::now();
-        // The wait counts as held: the route sets its limit.
+        // A session that waits here counts as waiting, so only the route's deadline limits it.
         let held = WaitGuard::begin(entry);
         let admitted = limiter.admit(worker, &client, last.is_some(), limit.queue, until).await;
         drop(held);

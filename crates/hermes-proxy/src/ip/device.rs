@@ -38,9 +38,9 @@ pub(crate) const FAR_ENDS: Duration = Duration::from_secs(5);
 pub(super) enum RouteScope {
     /// For all programs of this host, while a session owns the prefix.
     Everybody,
-    /// For all programs but this one, while the document captures the prefix.
+    /// A route for all programs except this one, as long as the document captures the prefix.
     Captured,
-    /// For all programs but this one, while a session owns the prefix.
+    /// A route for all programs except this one, as long as a session owns the prefix.
     Passing,
 }
 
@@ -383,7 +383,7 @@ impl Device {
         let claims = self.claims.read().unwrap_or_else(PoisonError::into_inner);
         while let Some(first) = packets.front() {
             let ends = ip::ends(first);
-            // Most packets come in runs of one conversation.
+            // Consecutive packets usually belong to one flow, so packets with the same ends are delivered together.
             while packets.front().is_some_and(|next| ip::ends(next) == ends) {
                 run.extend(packets.pop_front());
             }

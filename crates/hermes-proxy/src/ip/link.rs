@@ -78,7 +78,7 @@ impl Link {
         }
     }
 
-    /// Ready after the last packet. Takes none.
+    /// Ready once no packet can follow. Removes no packet.
     pub(super) fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         match self {
             Link::Device { mailbox, .. } => mailbox.poll_finished(cx),

@@ -87,7 +87,7 @@ pub(crate) struct End {
     pause: Option<Pin<Box<Sleep>>>,
     /// The timeout for the peer's addresses, and its timer.
     patience: Option<(Duration, Pin<Box<Sleep>>)>,
-    /// The session whose peer assigns them.
+    /// The session whose peer assigns the addresses.
     session: Option<Rc<SessionEntry>>,
     /// The log throttle for refusals, which a peer may repeat without end.
     unassigned: LogThrottle,
@@ -99,7 +99,7 @@ pub(crate) struct End {
     /// The rate limit of ICMP errors.
     told: TokenBucket,
     came: VecDeque<Bytes>,
-    /// Packets of the tunnel that came before the addresses.
+    /// Packets of the tunnel that arrived before the addresses.
     ahead: VecDeque<Bytes>,
 }
 
@@ -342,7 +342,7 @@ impl DevicePort for End {
                 self.send_out(worker, packet, batch);
             }
             if batch.is_empty() {
-                // All of them were dropped: no wake would come for the rest.
+                // All packets of the batch were dropped: nothing would wake the task for the rest.
                 yield_to_network(cx);
             }
         }

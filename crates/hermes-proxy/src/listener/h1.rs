@@ -100,7 +100,7 @@ const DRAIN_PAUSE: Duration = Duration::from_millis(500);
 /// The drain state of a connection.
 enum Leaving {
     Not,
-    /// Requests already in transit are still answered, the last one with `Connection: close`.
+    /// Requests that are in transit when the drain begins are still answered, the last one with `Connection: close`.
     Lingering(Pin<Box<tokio::time::Sleep>>),
     Closing,
 }

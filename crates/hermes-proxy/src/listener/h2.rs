@@ -225,7 +225,7 @@ async fn serve_stream(
             }
         }
         Err(rejected) => {
-            // Dropped first: nobody reads this body, and the receive budget could not attribute its unread bytes.
+            // The body is dropped first: nobody reads it, and the receive budget could not attribute its unread bytes.
             drop((body, tunnelled.take()));
             SessionOutcome::Response(session::reject(&worker, *rejected))
         }

@@ -455,7 +455,7 @@ async fn answer(response: Response<ResponseBody>, mut send: halves::Sender) {
     body_writer::pass(body, Sender::H3(Box::new(send))).await;
 }
 
-/// Answers a client whose limit is smaller than the response head, with a head that fits.
+/// Sends a smaller response head to a client whose limit the original head exceeds.
 async fn excuse(worker: &WorkerContext, entry: &SessionEntry, mut send: halves::Sender, oversize: Oversize) {
     let error = Error::AnswerTooLarge(oversize);
     entry.fail(&error);

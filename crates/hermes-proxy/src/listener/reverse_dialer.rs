@@ -30,7 +30,7 @@ use hermes_transport::error::{Error, NO_CONNECTION};
 use hermes_transport::metrics::ListenerLabels;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard};
 
-/// The limit of endpoints of one listener's upstream; more count as a limit in the metrics.
+/// The maximum number of endpoints of one upstream that are dialled. Further ones count as a limit hit.
 const MAX_ENDPOINTS: usize = 16;
 /// The timeout for the dial and TLS, and then again until the peer accepts the connection.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -311,7 +311,7 @@ impl DialTask {
                 (remote, host::source_towards(remote).map_err(fault)?)
             }
         };
-        // Evaluated once, so that the report to the peer matches the action here.
+        // The state is evaluated once, so that the report to the peer matches the action here.
         before.iter_mut().for_each(|old| old.is_given_up = old.is_dead());
         let given_up = before.iter().filter(|old| old.is_given_up).filter_map(|old| old.uplink.number.get()).collect();
         let acks = match &carrier {
@@ -337,7 +337,7 @@ impl DialTask {
             }
             Err(_) => "the peer accepted the connection but did not use it in time: it may be overloaded",
         };
-        // No task keeps the connection from now on.
+        // No task serves the connection from here on, so it is marked for closing.
         dialled.connection.kill.set(why);
         Err(fault(std::io::Error::other(why)))
     }

@@ -156,8 +156,8 @@ impl Flows {
         }
         self.closing = how == Ending::Close;
         let Ok(local) = self.socket.local_addr() else { return };
-        // Datagrams that arrived before a flow had its own socket wait at the listener's socket. Reading them may begin
-        // new flows, so the loop repeats until no flow is left.
+        // Datagrams that arrived before a flow had a socket of its own wait in the listener's socket. Reading them may
+        // begin new flows, so the loop repeats until no flow is without a socket.
         for _ in 0..PARTINGS {
             let apart = |known: &FlowState| known.parted || known.queue.is_closed();
             let joint: Vec<SocketAddr> =

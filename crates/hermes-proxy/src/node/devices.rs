@@ -349,8 +349,8 @@ impl FormerDevice {
         WantedDevice { addresses, captures, pools, nat, ..WantedDevice::default() }
     }
 
-    /// The same device for a document that names it again, because the kernel allows one of a name. `None` if it was
-    /// removed.
+    /// Returns the device for a document that names it again, because the kernel allows one device of a name. `None` if
+    /// the device was removed.
     fn revive(&self) -> Option<HeldDevice> {
         // The reference keeps its queues open on each worker.
         let hold = self.hold.upgrade()?;

@@ -75,7 +75,7 @@ impl Node {
 
     /// Waits until no session, no connection and no predecessor process that depends on this one is left.
     pub async fn emptied(&self) {
-        // Sessions end on other threads; there is no single event to await.
+        // Sessions end on other threads, so there is no single event to await.
         let mut every = tokio::time::interval(STATE_POLL_INTERVAL);
         let view = self.view();
         loop {

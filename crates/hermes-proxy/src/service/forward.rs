@@ -202,7 +202,7 @@ impl Forward<'_> {
                 && !fresh
                 && self.may_repeat(error)
             {
-                // This repeat does not count as a retry: the peer closed a reused connection during the write.
+                // This repetition does not count as a retry: the peer closed a reused connection during the write.
                 fresh = true;
                 tries -= 1;
                 continue;
@@ -313,7 +313,7 @@ impl Forward<'_> {
             Ok(outgoing) => outgoing,
             Err(error) => return AttemptOutcome::failed(error),
         };
-        // Set before the exchange, so that it holds even if this future is dropped.
+        // Set before the exchange, so that the flag is set even if this future is dropped.
         let before = self.entry.delivery.replace(Delivery::MaybeSent);
         let is_shared = matches!(leased, Leased::Shared(_));
         let (result, stale, tells_nothing) = match leased {
@@ -453,7 +453,8 @@ impl Forward<'_> {
             AttemptOutcome::Response(response) => {
                 let is_failure = matches!(response.status().as_u16(), 502..=504);
                 if is_failure && response.headers().contains_key(hermes_transport::headers::PROXY_STATUS) {
-                    // A proxy that reports a failure after it must not be ejected for one service of many.
+                    // A proxy that reports a failure of a later hop must not be ejected because of one service among
+                    // many.
                     return;
                 }
                 is_failure

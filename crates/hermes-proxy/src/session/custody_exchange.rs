@@ -46,7 +46,7 @@ pub(super) async fn serve(worker: &Rc<Worker>, way: &InboundChannel, id: Exchang
     let resumed = if is_resumed { office.resumed(id) } else { None };
     match &resumed {
         Some(resumed) if resumed.awaits_head => return Box::pin(lead_on(worker, way, id)).await,
-        // The rest continues inside the engine.
+        // From here on, the custody engine forwards the exchange.
         Some(resumed) if !resumed.is_for_here || resumed.response.is_whole => return,
         None if is_resumed => return,
         _ => {}

@@ -26,7 +26,7 @@ const SAME: [HeaderName; 6] = [CONTENT_LENGTH, CONTENT_TYPE, CONTENT_ENCODING, C
 
 /// The reason why the responses do not match.
 pub(super) enum ReplayMismatch {
-    /// A part differs.
+    /// The named part of the new response differs from the stored one.
     Differs(&'static str),
     /// The new response broke off before that point.
     Broken(Error),

@@ -282,7 +282,7 @@ impl Relay<'_> {
         let wanted = self.wanted();
         let under_way = self.moving.as_ref().map(|moving| &moving.route);
         if wanted.as_ref().map(Arc::as_ptr) != under_way.map(Arc::as_ptr) {
-            // A move that is no longer wanted is dropped before it completes.
+            // A move that the document no longer demands is cancelled before it completes.
             self.session.entry.peer.replace(self.peer.clone());
             self.moving = wanted.map(|route| Moving::begin(route, &self.said, self.reopen));
             let next = self.moved_at.map_or(0, |at| at + MOVES_APART);

@@ -67,7 +67,7 @@ pub struct Tunnel {
     came: VecDeque<Bytes>,
     /// Complete capsules that this node generates.
     own: BytesMut,
-    /// The packet length that the peer says it can forward.
+    /// The longest packet that the peer can forward, as it announced.
     told: usize,
     /// The packet length that was last announced to the peer.
     said: usize,
@@ -234,7 +234,7 @@ impl Tunnel {
                     self.end(Err(error));
                 }
                 if batch.is_empty() {
-                    // All of them were dropped: no wake would come for the next ones.
+                    // All datagrams of the batch were dropped: nothing would wake the task for the next ones.
                     yield_to_network(cx);
                 }
             }
@@ -313,7 +313,7 @@ impl Tunnel {
             let Some(chunk) = ready!(self.stream.poll_read(cx))? else {
                 return Poll::Ready(self.decoder.finish().map_err(malformed));
             };
-            // A small chunk would keep its whole read buffer alive.
+            // Copied: a small chunk would keep its whole read buffer alive.
             let is_kept = read == 0 || chunk.len() >= GATHER;
             read += chunk.len();
             self.decoder.push(if is_kept { chunk } else { Bytes::copy_from_slice(&chunk) });

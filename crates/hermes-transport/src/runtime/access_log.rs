@@ -43,7 +43,7 @@ enum Message {
 #[derive(Default)]
 struct Next {
     log: Mutex<Option<AccessLog>>,
-    /// The queue had no room for the message that there is one.
+    /// True if a request to open the log again waits, because the queue was full.
     overdue: AtomicBool,
 }
 
@@ -153,7 +153,8 @@ type Target = Option<Lines>;
 fn open(log: &AccessLog) -> std::io::Result<Target> {
     Ok(match log {
         AccessLog::Off => None,
-        // Not through the buffer of the standard library, which does not tell how much was written before an error.
+        // Written without the buffer of the standard library, which does not report how much was written before an
+        // error.
         AccessLog::Stdout => Some(Lines::new(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))),
         AccessLog::Stderr => Some(Lines::new(File::from(std::io::stderr().as_fd().try_clone_to_owned()?))),
         AccessLog::File(path) => {

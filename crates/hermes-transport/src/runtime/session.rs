@@ -41,7 +41,7 @@ pub enum Phase {
     Opening,
     /// Open in both directions: the idle timeout applies.
     Open,
-    /// Bytes wait for a reader that takes none: the progress timeout applies.
+    /// Bytes wait for a reader that reads nothing: the progress timeout applies.
     Blocked,
 }
 
@@ -209,8 +209,8 @@ impl SessionEntry {
         self.connection.as_ref().filter(|connection| !is_of_many(connection))
     }
 
-    /// The same, if upstream connections are bound to it. If they are bound for another client than the request names,
-    /// a proxy pools the connection: from then on the bound connections serve no request.
+    /// Returns that connection if upstream connections are bound to it. If they are bound for another client than the
+    /// request names, a proxy pools the connection: from then on the bound connections serve no request.
     pub fn binding_connection(&self) -> Option<&Rc<Connection>> {
         let connection = self.connection.as_ref().filter(|connection| connection.has_bound.get())?;
         if !connection.is_shared.get() && connection.bound_for.get() != self.named_client(connection) {
@@ -361,7 +361,7 @@ impl Holder for SessionEntry {
 /// Marks a session as waiting for something other than its peer, until dropped.
 pub struct WaitGuard<'e> {
     entry: &'e SessionEntry,
-    /// The mark before.
+    /// The value before this guard.
     was: bool,
 }
 
@@ -377,7 +377,7 @@ impl Drop for WaitGuard<'_> {
     }
 }
 
-/// Marks a session whose silence another part than the sweep checks, until dropped.
+/// Marks a session whose silence is checked by a filter instead of the sweep, until dropped.
 pub struct OwnTimeoutGuard<'e>(&'e SessionEntry);
 
 impl<'e> OwnTimeoutGuard<'e> {

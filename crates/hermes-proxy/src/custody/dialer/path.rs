@@ -19,7 +19,7 @@ impl Path {
         Self { acks, owed: None }
     }
 
-    /// Returns whether unacknowledged bytes were lost in an outage, and whether there are any.
+    /// Returns two flags: the outage is so long that the bytes under way count as lost; bytes are unacknowledged.
     pub(crate) fn state(&mut self) -> (bool, bool) {
         let Ok(seen) = self.acks.state() else { return (true, true) };
         if seen.owed_for.is_none() {

@@ -32,7 +32,7 @@ pub(crate) struct CustodyBody {
     entry: OnceCell<Rc<SessionEntry>>,
     peer: Arc<str>,
     length: Option<u64>,
-    /// The engine knows that the exchange ends at this node.
+    /// True if the engine was informed that the exchange ends at this node.
     is_taken_in: bool,
     /// The stream has been read to its end.
     is_read: bool,
@@ -41,7 +41,7 @@ pub(crate) struct CustodyBody {
     owed: Option<Option<Bytes>>,
     /// The upload of the request, which ends with this.
     _with: Option<Uploading>,
-    /// A piece that was read before.
+    /// A piece that was read ahead, and is returned first.
     ahead: Option<Piece>,
 }
 
@@ -55,7 +55,7 @@ impl Drop for Uploading {
 }
 
 impl CustodyBody {
-    /// The rest of a stream whose head was read.
+    /// Creates the body from the rest of a stream whose head was read.
     pub(crate) fn new(
         office: Arc<CustodyService>,
         id: ExchangeId,
@@ -92,7 +92,7 @@ impl CustodyBody {
         self
     }
 
-    /// Returns this piece first, which was read before.
+    /// Makes this piece, which was read ahead, the first one to be returned.
     pub(crate) fn behind(mut self, ahead: Option<Piece>) -> Self {
         self.ahead = ahead;
         self
@@ -153,7 +153,7 @@ impl CustodyBody {
         }
     }
 
-    /// Reads the end along with the last content, if it has come: the reader may not poll again.
+    /// Also reads the end of the stream if it has arrived with the last content, because the reader may not poll again.
     fn read_end(&mut self, cx: &Context<'_>) {
         if let Poll::Ready(Some(Ok(piece))) = self.poll_piece(cx) {
             match piece {

@@ -82,7 +82,8 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> Writing<B> {
     /// A frame of the body, encoded, and whether it is the last.
     fn framed(&self, frame: Frame<Bytes>) -> (Bytes, bool) {
         match frame.into_data() {
-            // The end goes along if it is known, so that the reader of this chunk knows that the body is complete.
+            // The end of the stream is written with the last chunk, so that the reader of this chunk sees that the body
+            // is complete.
             Ok(data) if self.body.is_end_stream() => ([chunk(&data), end(None)].concat().into(), true),
             Ok(data) => (chunk(&data), false),
             Err(frame) => (end(frame.trailers_ref()), true),

@@ -58,7 +58,7 @@ pub(super) fn answer(
         (Resolved::Part(range), Some(total)) => {
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             headers.insert(CONTENT_RANGE, to_content_range(&range, total));
-            // These digests cover the complete content.
+            // The digests of the stored head cover the complete content, so a partial response omits them.
             headers.remove(CONTENT_DIGEST);
             headers.remove(CONTENT_MD5);
             Some(range)

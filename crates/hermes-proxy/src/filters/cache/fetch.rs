@@ -82,8 +82,8 @@ impl Fetch {
             if let Ok(data) = frame?.into_data() {
                 came += data.len() as u64;
                 if self.goes_elsewhere() {
-                    // Only current readers receive the rest: its tag proves the same content, but another route may
-                    // serve other clients.
+                    // Only the current readers receive the rest. Its tag proves that the content is the same, but the
+                    // other route may serve other clients.
                     self.flight.give_up();
                 }
                 self.put(data, came);

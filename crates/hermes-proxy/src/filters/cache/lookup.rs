@@ -130,7 +130,7 @@ impl CacheRequest<'_> {
                     let supply = match self.supply(&stored, &stored.head).await {
                         Supplied::With(supply) => supply,
                         Supplied::Gone => continue,
-                        // The entry stays for later requests; this one does not wait for memory.
+                        // The entry stays in the store for later requests. This request does not wait for memory.
                         Supplied::Busy if self.ask.says.only_if_cached => return Ok(self.not_there()),
                         Supplied::Busy => {
                             return self.ask_origin(forward, next, None, first.unwrap_or(Miss::Busy), None).await;
@@ -349,7 +349,7 @@ impl CacheRequest<'_> {
         match head.may_be_kept(&self.ask.fields, times.came) {
             Ok(()) => self.cache.freshen(&self.ask.key, stored.id, head),
             Err(why) if is_for_nobody(why) => self.cache.drop_one(&self.ask.key, stored.id),
-            // The response was for this client only; the next one revalidates again.
+            // The response was for this client only, so the next client revalidates again.
             Err(_) => {}
         }
     }

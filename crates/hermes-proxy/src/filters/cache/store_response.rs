@@ -29,7 +29,7 @@ use hermes_transport::headers::strip_hop_by_hop;
 pub(super) enum NotStorable {
     /// The response belongs to another representation, so the stored one is invalid for all clients.
     Other,
-    /// The response is for this client only; the stored one stays for others.
+    /// The response is for this client only. The stored response remains valid for other clients.
     ForOne,
 }
 

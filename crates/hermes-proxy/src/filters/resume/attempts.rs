@@ -67,12 +67,12 @@ pub(crate) async fn handle(resume: Resume, forward: &Forward<'_>, next: Next<'_>
                 if !is_asked_again || is_over {
                     return Ok(resumable(forward, resume, (parts, body), &answer));
                 }
-                // The response leaves its connection, which other requests need meanwhile.
+                // Dropping the response frees its connection for other requests while this one waits.
                 (Ok(Body::small(Response::from_parts(parts, body)).await), REFUSED, answer.retry_after)
             }
             // The client, not the upstream, is silent.
             Err(error @ Error::NoProgress(_)) if forward.body.waits_for_client() => return Err(error),
-            // The last try had only the remaining time, so the outcome before it says more.
+            // The last attempt had only the remaining time, so the outcome of the attempt before it is more meaningful.
             Err(Error::NoProgress(_)) if is_over && let Some((last, by)) = last.take() => {
                 metrics.resumed(&forward.route.name, "expired");
                 // The session must show the route of the returned outcome: the last try may have used another one.

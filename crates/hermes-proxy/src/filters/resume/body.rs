@@ -29,7 +29,7 @@ use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::SessionEntry;
 
-/// Minimum interval between requests for the rest of one response, however much each delivers.
+/// Minimum interval between two requests for the rest of one response, even if each delivers some bytes.
 const MIN_REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 type Asking = Pin<Box<dyn Future<Output = Result<Response<Body>, Error>>>>;
@@ -264,7 +264,7 @@ impl ResumableBody {
         let left = self.left();
         if left.is_zero() {
             self.note("expired");
-            // The last try had only the remaining time, so the error before it says more.
+            // The last attempt had only the remaining time, so the error of the attempt before it is more meaningful.
             let last = self.last.take().filter(|_| matches!(error, Error::NoProgress(_)));
             return Err(last.unwrap_or(error));
         }
@@ -354,7 +354,7 @@ impl ResumableBody {
         self.resume.deadline.saturating_sub(self.came.elapsed())
     }
 
-    /// The time that a try may take without progress. `with_turn`: includes the wait for the rate limit.
+    /// The time that an attempt may take without progress. `with_turn`: includes the wait for the rate limit.
     fn patience(&self, with_turn: bool) -> Duration {
         let route = self.entry.route.borrow();
         let timeouts = route.as_ref().map(|route| route.timeout).unwrap_or_default();

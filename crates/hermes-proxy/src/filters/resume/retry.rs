@@ -51,7 +51,7 @@ pub(super) struct Question<'a> {
 pub(super) struct OfDocument;
 
 impl<'a> Question<'a> {
-    /// The same request again.
+    /// Creates a request that is equal to the original one.
     pub(super) fn of(forward: &Forward<'a>) -> Self {
         Self {
             manner: RequestForm::of(&forward.rewriter),

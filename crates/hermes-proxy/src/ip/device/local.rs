@@ -192,7 +192,7 @@ pub(crate) struct LocalDevice {
     pub(crate) queue: Queue,
     /// Further queues to read, of a predecessor with more workers.
     more: Vec<Queue>,
-    /// For counters that no worker is left to update.
+    /// The node's shared metrics, which also count packets after the worker has ended.
     pub(in crate::ip) shared: Arc<Shared>,
     /// The queue to sessions of the predecessor, while it lives.
     before: RefCell<Option<Rc<Queue>>>,
@@ -222,7 +222,7 @@ async fn read(devices: Rc<Devices>, device: Arc<Device>, local: Weak<LocalDevice
         let elsewhere = local.elsewhere();
         let queues = [&local.queue].into_iter().chain(&local.more);
         let read = queues.map(|queue| local.poll_deliver(cx, &worker, queue, &elsewhere, &mut delivery));
-        // All of them are polled, so that each registers the waker.
+        // All queues are polled, so that each registers the waker.
         read.fold(Poll::Pending, |so_far, next| if so_far.is_ready() { so_far } else { next.map(Err) })
     });
     tokio::select! {

@@ -27,7 +27,7 @@ impl Device {
         for line in owners.lines() {
             let Some((prefix, owner)) = line.split_once(' ') else { continue };
             let (Ok(prefix), Some(owner)) = (prefix.parse(), Owner::parse(owner)) else { continue };
-            // The lease is taken too, so that no other device assigns the prefix.
+            // The lease is also recorded, so that no other device assigns the prefix.
             if reserved.get(prefix).is_none() && self.given.take(prefix, &owner) {
                 reserved.insert(prefix, owner);
             }

@@ -262,7 +262,7 @@ fn nothing(wanted: Prefix) -> Prefix {
     }
 }
 
-/// The prefix that lies within the other, if one does.
+/// Returns the prefix that lies within the other prefix, or `None` if neither does.
 fn narrower(one: Prefix, other: Prefix) -> Option<Prefix> {
     let (one, other) = if one.length() >= other.length() { (one, other) } else { (other, one) };
     other.contains(one.address()).then_some(one)

@@ -48,8 +48,8 @@ impl End {
         }
     }
 
-    /// Translates the packet inside an ICMP error. A router behind the device reports the inner address, and the sender
-    /// knows the other one.
+    /// Translates the packet that an ICMP error quotes. A router behind the device quotes the inner address, but the
+    /// sender knows the outer one.
     fn cited_outwards(&self, packet: Bytes, header: &ip::Header) -> Bytes {
         if self.inner.is_empty() {
             return packet;
@@ -71,7 +71,7 @@ impl End {
     ) -> Option<Bytes> {
         let own = self.own_address(header);
         let error = ip::icmp_error(packet, header, trouble, own)?;
-        // Each session has its own budget: a flood gets few answers, and takes none from others.
+        // Each session has its own budget: a flood gets few answers and costs other sessions none.
         (self.told.takes(worker.now(), MAX_ICMP_ERRORS_PER_SECOND) && worker.may_send_icmp_error())
             .then(|| error.into())
     }

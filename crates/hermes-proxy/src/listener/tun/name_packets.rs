@@ -262,7 +262,7 @@ impl Names {
         if let Over::Lost(Some(lost)) = &over {
             self.outage.goes_on(&self.worker, &self.listener, &name, lost);
         }
-        // A newer session may already hold the entry.
+        // A newer session may already own the entry, which then stays.
         let is_current = |talk: &Talk| matches!(talk, Talk::Open { number: current, .. } if *current == number);
         if !self.talks.get(&address).is_some_and(is_current) {
             return;

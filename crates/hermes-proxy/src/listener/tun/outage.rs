@@ -129,7 +129,7 @@ impl Outage {
         !self.told.borrow().is_empty()
     }
 
-    /// Reports a missing tunnel to `whom`: a network or a name.
+    /// Reports that a tunnel is still missing. `whom`: the network or the name that it leads to.
     pub(super) fn goes_on(&self, worker: &Worker, listener: &Listener, whom: &dyn Display, lost: &Lost) {
         let Lost { reason, remedy } = lost;
         let mut told = self.told.borrow_mut();

@@ -65,7 +65,7 @@ struct TunnelForm {
 struct AttemptInfo {
     /// The connection was idle before, or its peer was closing.
     is_stale: bool,
-    /// Another request's dial failed, and this one shared it.
+    /// True if the failed dial belonged to another request that shared it.
     was_others: bool,
     /// The endpoint is a node, and reports that its own path is dead.
     is_unsent: bool,
@@ -212,7 +212,7 @@ impl Forward<'_> {
         }
         let kind = self.entry.facts.kind;
         let by_post = !matches!(kind, Kind::Http | Kind::Ip) && upstream.config.tunnel_method == TunnelMethod::Post;
-        // A tunnel by POST stays one.
+        // UDP and IP flows are upgrades, unless they are tunnels by POST, which any connection carries.
         let flow = match kind {
             Kind::Udp => Some(UpgradeKind::Upgrade(Arc::from("connect-udp"))),
             Kind::Ip => Some(UpgradeKind::Upgrade(Arc::from("connect-ip"))),

@@ -40,7 +40,7 @@ pub(in crate::datagram) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Openi
 /// The reason why a flow cannot move.
 pub(super) struct Failure {
     pub(super) reason: String,
-    /// If a document demands the move, it is not retried: the flow may stay neither here nor move there.
+    /// True if a failed move that a document demands is not retried: the flow may neither stay here nor move there.
     pub(super) is_final: bool,
 }
 

@@ -91,7 +91,7 @@ impl AdvertisedState {
         self.whole.retain(|(said, _)| *said != kind);
         let fits = payload.len() <= MAX_CAPSULE_BYTES;
         if fits {
-            // A slice would keep its whole read buffer alive.
+            // Copied: a slice would keep its whole read buffer alive.
             self.whole.push((kind, Bytes::copy_from_slice(payload)));
         }
         fits

@@ -256,7 +256,7 @@ const PEERS: usize = 8;
 /// The bound of the node's connections. A client that may still authenticate may use the reserve.
 fn bound(worker: &WorkerContext, may_authenticate: bool) -> Bound {
     let snapshot = worker.snapshot();
-    // Half of the descriptors: each client may need a connection to an upstream.
+    // Half of the descriptors, because each client may need a connection to an upstream.
     let limit = snapshot.limits.connections.min(host::descriptors() / 2).max(1);
     let has_peers = !may_authenticate && snapshot.authenticates();
     Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 } }

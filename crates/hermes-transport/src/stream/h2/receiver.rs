@@ -246,7 +246,7 @@ impl Receiver {
         if let Some(trailers) = inbox.trailers.take() {
             return Poll::Ready(Ok(Some(trailers)));
         }
-        // As for data: the sweep polls with this waker too, and h2 keeps one waker at a time.
+        // The waker is registered as for data: the sweep polls with this waker too, and h2 keeps one waker at a time.
         inbox.account.notice.reader.register(cx.waker());
         let polled = inbox.recv.poll_trailers(&mut Context::from_waker(&inbox.account.waker));
         match ready!(polled) {

@@ -41,7 +41,7 @@ impl Inbox {
             return Poll::Ready(over.clone().map(|()| None));
         }
         self.account.notice.set_idle(true);
-        // A temporary future: it holds no data, and a wake polls a new one.
+        // The future is created for each poll. It holds no data, and a wake polls a new one.
         let read = ready!(pin!(self.recv.read_chunk(READ, true)).poll(&mut Context::from_waker(&self.account.waker)));
         let chunk = read.map(|chunk| chunk.map(|chunk| chunk.bytes));
         match &chunk {
