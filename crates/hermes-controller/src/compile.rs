@@ -312,7 +312,7 @@ impl Plan {
         for next in now_next.difference(&before_next) {
             self.link(next, name, key);
         }
-        // The next nodes accept other users, or keep another connection.
+        // The next nodes accept other users, or the route uses another connection.
         touched.extend(before_next.into_iter().chain(now_next));
         let mut services = self.at.get(name).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
         if now.is_some() {
@@ -503,7 +503,7 @@ fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
         Kind::Node => {
             let mut all = offered(key);
             all.extend(of_kind(key, Kind::User).iter().flat_map(|user| services_by(catalog, user)));
-            // Public services are updated one node at a time.
+            // Services of everyone are updated one node at a time.
             all
         }
     }

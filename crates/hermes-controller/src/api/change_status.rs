@@ -100,7 +100,7 @@ pub(super) async fn await_nodes(api: &ApiState, outcome: &Outcome, wait: Duratio
     let mut awaited = Awaited::of(outcome);
     let (mut said, mut rollout) = (api.push.said(), api.controller.rollout());
     let deadline = tokio::time::Instant::now() + wait;
-    // Nodes that are done are not checked again: each report then costs the nodes that are left.
+    // Nodes that are done are not checked again, so each report costs only a check of the remaining nodes.
     let mut waiting: Vec<_> =
         awaited.digests.iter().filter_map(|(node, one)| Some((node.clone(), one.clone()?))).collect();
     loop {

@@ -140,7 +140,7 @@ impl Catalog {
     }
 }
 
-/// The check of one document.
+/// Checks one document.
 struct Check<'a, 'f> {
     catalog: &'a Catalog,
     overlay: &'a Overlay,

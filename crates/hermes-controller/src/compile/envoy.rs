@@ -115,7 +115,7 @@ fn pack<M: prost::Message + prost::Name>(message: &M) -> Any {
 }
 
 fn duration(of: std::time::Duration) -> Duration {
-    // Longer durations mean the same as the maximum.
+    // Envoy treats longer durations like the maximum.
     Duration { seconds: i64::try_from(of.as_secs()).unwrap_or(i64::MAX), nanos: of.subsec_nanos().cast_signed() }
 }
 
@@ -169,7 +169,7 @@ fn tls(identity: EnvoyIdentity<'_>, peers: impl IntoIterator<Item = StringMatche
     let lists = Some(identity.revocations.to_owned()).filter(|lists| !lists.is_empty());
     let names = CertificateValidationContext {
         match_typed_subject_alt_names: peers.into_iter().map(matcher).collect(),
-        // The root may be an organisation's, whose CAs have no lists here.
+        // The root may belong to an organisation, whose CAs have no revocation lists here.
         only_verify_leaf_cert_crl: lists.is_some(),
         crl: lists.map(|lists| DataSource { specifier: Some(Specifier::InlineString(lists)), ..DataSource::default() }),
         ..CertificateValidationContext::default()

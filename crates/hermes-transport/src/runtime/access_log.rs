@@ -43,7 +43,7 @@ enum Message {
 #[derive(Default)]
 struct Next {
     log: Mutex<Option<AccessLog>>,
-    /// True if a request to open the log again waits, because the queue was full.
+    /// True if the queue was full when the log was to be reopened. The writer then reopens it at its next message.
     overdue: AtomicBool,
 }
 

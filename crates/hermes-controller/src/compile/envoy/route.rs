@@ -50,7 +50,7 @@ const MAX_ROUTES: usize = 100_000;
 struct Found {
     /// The users of the route. `None`: everyone.
     users: Option<BTreeSet<String>>,
-    /// The route is for any known user.
+    /// True if the route is for any known user.
     is_of_somebody: bool,
     routes: Vec<Route>,
 }

@@ -153,7 +153,7 @@ impl CustodyBody {
         }
     }
 
-    /// Also reads the end of the stream if it has arrived with the last content, because the reader may not poll again.
+    /// Reads the end of the stream too, if it has arrived with the last content, because the reader may not poll again.
     fn read_end(&mut self, cx: &Context<'_>) {
         if let Poll::Ready(Some(Ok(piece))) = self.poll_piece(cx) {
             match piece {
