@@ -5,7 +5,7 @@
 //! anywhere in it. If it becomes too large, the flight holds a window for its present readers, and accepts no more of
 //! them.
 //!
-//! Never: a lock of the store while its own is held.
+//! Never takes a lock of the store while it holds its own.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -31,7 +31,7 @@ pub type Millis = u64;
 pub struct Times {
     /// When the request was sent.
     pub asked: Millis,
-    /// When the response came.
+    /// When the response arrived.
     pub came: Millis,
 }
 
@@ -88,7 +88,7 @@ impl Head {
         Some(Self::again(status, version, headers, vary, times, shared))
     }
 
-    /// Recreates a head whose `Vary` is known already.
+    /// Recreates a head whose `Vary` was evaluated before.
     pub fn again(
         status: StatusCode,
         version: Version,

@@ -218,7 +218,7 @@ impl Controller {
         self.trouble.subscribe()
     }
 
-    /// The outcomes of changes whose outcome was unknown; waits for one.
+    /// Returns outcomes that have become known. Waits until there is at least one.
     pub(crate) async fn settled(&self) -> Vec<SettledChange> {
         self.outcomes.next().await
     }

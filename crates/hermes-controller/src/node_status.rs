@@ -45,7 +45,7 @@ pub struct NodeStatus {
     pub certificate_until: i64,
     /// The address that the node connects from; empty if unknown.
     pub from: String,
-    /// The node has reported all revoked keys that it keeps.
+    /// True if the node has reported all revoked keys that it keeps.
     pub has_reported: bool,
 }
 
@@ -133,7 +133,7 @@ impl NodeStatuses {
     fn word(&mut self, StatusEntry { by, subject, words, at }: StatusEntry) {
         let Ok(node) = subject.parse::<Name>() else { return };
         let is_known = self.entries.contains_key(&node);
-        // An entry of another version that this one cannot read is ignored.
+        // An entry that another version of the controller wrote, and this one cannot read, is ignored.
         match words.and_then(|words| serde_json::from_slice(&words).ok()) {
             Some(status) if is_known || self.entries.len() < MAX_NODES => {
                 self.entries.entry(node).or_default().others.insert(by, (at, status));

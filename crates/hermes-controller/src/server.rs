@@ -132,7 +132,7 @@ fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsSe
     tls::server_config(&shown.map_err(tls)?, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
 }
 
-/// The new configuration; the earlier one if no certificate can be issued.
+/// Returns a configuration with a new certificate, or the earlier one if no certificate can be issued.
 fn renewed(
     before: Arc<tls::RustlsServerConfig>,
     controller: &Controller,

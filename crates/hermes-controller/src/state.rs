@@ -341,7 +341,7 @@ impl State {
     /// The number of waiting owners whose turns have passed; turns follow one another.
     fn missed(&self, now: u64) -> usize {
         if self.turns.until > now.saturating_add(TURN_DURATION) {
-            // The clock was set back since: the turns must not last until it has caught up.
+            // The clock was set back in the meantime. The turns must not last until it has caught up.
             return usize::MAX;
         }
         let late = now.saturating_sub(self.turns.until).div_ceil(TURN_DURATION);

@@ -62,7 +62,7 @@ pub(super) enum Job {
 
 /// The receiver of the thread's reports.
 pub(super) trait Reader: Send + Sync {
-    /// These entries are durable, in this order.
+    /// Reports entries that are durable, in this order.
     fn are_safe(&self, safe: Vec<Safe>);
     /// Delivers bytes of a read; `None` if the read failed.
     fn is_read(&self, id: ExchangeId, part: Direction, offset: u64, bytes: Option<Bytes>);

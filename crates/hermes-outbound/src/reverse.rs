@@ -130,7 +130,7 @@ impl ReversePeer {
         }
     }
 
-    /// True if it has a connection that takes requests.
+    /// True if the node has a connection that accepts requests.
     pub fn is_here(&self) -> bool {
         self.usable.load(Ordering::Relaxed) > 0
     }
@@ -536,7 +536,7 @@ mod tests {
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
         let reverse_peer = reverse_peer();
         reverse_peer.gone.add([1, 7].into_iter());
-        // This fills the memory, so that earlier numbers are forgotten.
+        // The loop fills the list, so that earlier numbers are forgotten.
         reverse_peer.gone.add(100..100 + MAX_SIGNALLED_IDS as u64);
         reverse_peer.gone.has_told(100).await;
         assert!(tokio::time::timeout(Duration::from_millis(10), reverse_peer.gone.has_told(7)).await.is_err());

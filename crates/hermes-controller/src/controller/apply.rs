@@ -25,7 +25,7 @@ pub struct Request {
     pub since: Option<Revision>,
     /// A dry run: only reports the effect.
     pub is_dry: bool,
-    /// All nodes get the change at once, whatever the overlay says; a rollout in progress ends.
+    /// True if all nodes get the change at once, regardless of the overlay's `rollout`. A rollout in progress ends.
     pub is_now: bool,
     /// Rolls back the rollout of this revision, for this reason.
     pub takes_back: Option<(Revision, String)>,
@@ -75,7 +75,7 @@ impl Controller {
     pub async fn apply(&self, request: &Request) -> Result<Outcome, ApplyError> {
         let judge = |view: &StateView| {
             if let Some(refused) = turn(view, request) {
-                // Recorded once; the owner then has a turn.
+                // The refusal is recorded once. The owner then has a turn.
                 let owner = owner_of(&request.by);
                 let is_own = view.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
                 let is_known = is_own || view.state.turns.waiting.contains(&owner);

@@ -117,7 +117,7 @@ impl Controller {
                 }
                 changes.push(Change::Revoked(revoked.clone()));
             }
-            // One of the revocations may be for this node.
+            // One of the recovered revocations may be for the reporting node itself.
             let is_member = member.is_some_and(|(node, key)| {
                 let is_current = state.members.get(node).is_some_and(|member| member.key == key);
                 is_current && !returned.iter().any(|one| one.key == key)

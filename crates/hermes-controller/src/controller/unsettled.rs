@@ -106,7 +106,7 @@ impl UnsettledChanges {
         self.changed.notify_one();
     }
 
-    /// The outcomes since the last call; waits for one.
+    /// Returns the outcomes that have become known since the last call. Waits until there is at least one.
     pub(super) async fn next(&self) -> Vec<SettledChange> {
         loop {
             let settled = std::mem::take(&mut self.lock().settled);

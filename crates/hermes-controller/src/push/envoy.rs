@@ -13,9 +13,9 @@ mod stream;
 
 pub(crate) use self::stream::{Delta, DeltaRequest, DeltaResponse, SotwRequest, SotwResponse, StateOfTheWorld, serve};
 
-/// An Envoy asks for what differs.
+/// The method of the delta variant: responses carry the resources that changed.
 pub(crate) const DELTA: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-/// An Envoy asks for all of it, each time.
+/// The method of the state-of-the-world variant: each response carries all resources of a type.
 pub(crate) const SOTW: &str = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ impl Engine {
         };
         let Some(mut exchange) = self.remove(id, entry) else { return };
         if !exchange.is_known {
-            // The next node has never heard of the exchange, so it hears no end either.
+            // The next node does not know the exchange, so it receives no end.
             exchange.to = exchange.to.filter(|to| *to == Side::Here);
         }
         for side in [Some(exchange.from), exchange.to].into_iter().flatten() {
@@ -78,7 +78,7 @@ impl Engine {
         }
         let Some(mut exchange) = self.remove(id, Entry::Forget) else { return };
         if let Some(Side::Peer(peer)) = exchange.to.take() {
-            // The acknowledgement gives the final offset in the next node's count.
+            // The acknowledgement carries the final offset as the next node counts it.
             exchange.response.forget_acks();
             let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
             let record = Record::Held { id, part: Direction::Response, upto, is_whole: true, behind: AckReason::Taken };

@@ -84,7 +84,7 @@ pub(crate) enum Output {
     Read { id: ExchangeId, part: Direction, offset: u64, length: u64 },
     /// A local reader has something to read by [`Engine::read`].
     Ready { id: ExchangeId, part: Direction },
-    /// A neighbour has something to receive: it needs a channel, and [`Engine::next_record`].
+    /// There is something to send to a neighbour: it needs a channel, and calls of [`Engine::next_record`].
     Stir(Arc<str>),
     /// Callers that [`Engine::append`] or [`Engine::lead`] refused may retry.
     Room,
@@ -154,16 +154,16 @@ pub(super) struct Exchange {
     pub(super) is_tunnel: bool,
     /// The custody time that the exchange was given.
     pub(super) life: Duration,
-    /// The next node has heard of the exchange over the present channel.
+    /// True if the next node knows the exchange from the present channel.
     pub(super) is_begun: bool,
-    /// The next node may have heard of the exchange over some channel.
+    /// True if the next node may know the exchange from any channel.
     pub(super) is_known: bool,
     /// The exchange was restored from the journal, and may have lost its last bytes.
     pub(super) is_restored: bool,
     /// The previous side has confirmed the exchange. After a restart the node cannot tell whether a restored exchange
     /// had ended. Until the previous side mentions it, its request is not forwarded, because it might run twice.
     pub(super) is_vouched: bool,
-    /// The request went, or may have gone, to an origin that must not receive it twice.
+    /// True if the request was sent, or may have been sent, to an origin that must not receive it twice.
     pub(super) is_intended: bool,
     /// The durability at arrival or assignment. A later change of the configuration has no effect, because bytes in
     /// memory alone cannot be read again.

@@ -78,7 +78,7 @@ pub(super) struct Indexed {
     pub(super) disk: u64,
     spare: u64,
     pub(super) places: u64,
-    /// The local reader was told that there is data.
+    /// True if the local reader was notified of data.
     pub(super) is_ready_told: bool,
 }
 

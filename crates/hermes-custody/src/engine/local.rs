@@ -47,7 +47,7 @@ impl Engine {
             return Appended::Ahead;
         }
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
-        // If this node restarts and begins again, the reader must not see another head.
+        // The head must be durable first: after a restart, the reader must not see another head.
         if part == Direction::Response {
             exchange.response.send_durable_only();
         }

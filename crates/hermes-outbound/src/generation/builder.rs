@@ -167,7 +167,7 @@ impl<'a> Builder<'a> {
                 self.shows(format!("{path}.cert"), &key);
                 key
             }
-            // `check` ensures that there is one.
+            // `check` ensures that the value exists.
             None => self.identity.as_ref().map(|identity| identity.key.clone()).ok_or(None)?,
         };
         let roots = match &tls.client_ca {

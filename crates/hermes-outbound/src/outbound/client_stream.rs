@@ -25,7 +25,7 @@ pub enum Answer {
         worker: Rc<Outbound>,
         window: Rc<Window>,
     },
-    /// `None` once the final head was taken.
+    /// An HTTP/3 stream. `None` once the final head was read.
     H3(Option<Box<h3::Receiver>>),
 }
 

@@ -405,7 +405,7 @@ impl ExchangeBody {
         }
     }
 
-    /// Takes the count on the endpoint, for a tunnel that outlives the bodies.
+    /// Moves the guard that counts the request at the endpoint to a tunnel that outlives the bodies.
     pub fn take_in_flight(&mut self) -> Option<InFlight> {
         match self {
             ExchangeBody::H1 { context, .. } | ExchangeBody::Shared { context, .. } => context.in_flight.take(),
@@ -461,7 +461,7 @@ impl BoxedBody for ExchangeBody {
             }
             ExchangeBody::Shared { body, context, .. } => {
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
-                    // `StreamBody` serves both sides; here its peer is the upstream.
+                    // `StreamBody` serves both sides. Here its peer is the upstream.
                     Error::ClientGone(reason) => context.broken(reason, false),
                     other => other,
                 })

@@ -480,7 +480,8 @@ impl Pool {
                 connection.retire();
             }
         }
-        // A dialling request would return to a removed pool. The knowledge about QUIC is kept as long as it is useful.
+        // The pool is kept while a request dials, because the request would return to a removed pool. It is also kept
+        // as long as its record of QUIC failures is useful.
         self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.counts(worker.now())
     }
 

@@ -38,7 +38,7 @@ impl BoxedStream for PostTunnel {
     fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(connection) = &mut self.connection else { return Poll::Ready(Ok(())) };
         connection.poll(cx).map_err(io::Error::other)?;
-        // Both messages are complete: the connection has ended, or takes another request.
+        // Both messages are complete, so the connection has ended or accepts another request.
         if connection.finished || connection.is_reusable() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 

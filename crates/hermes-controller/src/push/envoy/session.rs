@@ -84,7 +84,7 @@ pub(crate) struct XdsResponse {
 pub(crate) enum UpdateOutcome {
     /// The Envoy has accepted all resources.
     Runs,
-    /// The Envoy has rejected some, and keeps the earlier ones.
+    /// The Envoy has rejected a resource, and keeps the earlier ones.
     Refused(String),
 }
 
@@ -109,7 +109,7 @@ struct Subscription {
     has: BTreeMap<String, VersionedResource>,
     /// The nonce of the unanswered response, and the resources that the Envoy has if it accepts them.
     pending: Option<(String, BTreeMap<String, VersionedResource>)>,
-    /// The Envoy waits for a response, even an empty one.
+    /// True if the Envoy waits for a response, even an empty one.
     is_owed: bool,
 }
 
