@@ -37,14 +37,14 @@ pub struct Deny {
 pub enum DenyReason {
     /// Loop: `Via` names this node already.
     Loop {
-        /// This node.
+        /// The name of this node.
         node: Arc<str>,
         /// The previous hop, by the last entry of `Via`.
         previous: String,
     },
     /// Too many hops.
     TooManyHops {
-        /// This node.
+        /// The name of this node.
         node: Arc<str>,
         /// The previous hop, by the last entry of `Via`.
         previous: String,

@@ -80,7 +80,7 @@ impl fmt::Display for ValuePattern {
 pub enum UserPattern {
     /// `*`: any user, but not an anonymous session.
     Any,
-    /// This user.
+    /// The user with this name.
     Is(Arc<str>),
 }
 

@@ -41,7 +41,7 @@ pub struct Snapshot {
     pub drain: Duration,
     /// The node reports that it accepts no sessions.
     pub draining: bool,
-    /// Number of worker threads; `None` is one per core.
+    /// Number of worker threads. `None`: one for each core.
     pub workers: Option<usize>,
     /// Whether this node may pass on identities that other nodes asserted.
     pub role: Role,

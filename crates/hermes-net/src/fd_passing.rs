@@ -173,7 +173,7 @@ impl ProcessHandle {
     #[allow(unsafe_code)] // nix does not have the call.
     pub fn of_peer(stream: &UnixStream) -> io::Result<Self> {
         let credentials = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
-        // SAFETY: two numbers go in, and a new descriptor or an error comes out.
+        // SAFETY: the call takes two integers, and returns a new descriptor or an error.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, credentials.pid(), 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());

@@ -41,7 +41,7 @@ pub fn source_towards(remote: SocketAddr) -> io::Result<IpAddr> {
     let any: SocketAddr =
         if remote.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
     let probe = UdpSocket::bind(any)?;
-    // Marked like the later packets, so that no device of ours captures it.
+    // The socket has the mark of later packets, so that no device of this process captures the probe.
     crate::socket_mark::apply(SockRef::from(&probe));
     probe.connect(remote)?;
     Ok(probe.local_addr()?.ip())

@@ -1,4 +1,4 @@
-//! KeyedHash hashes: nobody without the key can predict them, and every process of a node computes the same.
+//! Keyed hashes: nobody without the key can predict them, and every process of a node computes the same ones.
 //!
 //! In: a node's private key, and the purpose of the hashes. Out: numbers. Without a private key the key is random, and
 //! the hashes are stable in this process only. Never: the key, or anything that reveals it.

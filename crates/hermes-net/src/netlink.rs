@@ -64,7 +64,7 @@ pub(crate) enum Change {
     Existing,
 }
 
-/// Changes one setting.
+/// Sends one change of a setting to the kernel.
 ///
 /// # Errors
 /// The kernel's error: `EEXIST`, `ESRCH`, `EPERM`, ...
@@ -134,7 +134,7 @@ fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
 fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
     while let Some((message, rest)) = split_first(answer) {
         answer = rest;
-        // A message newer than the codec is not one that we use.
+        // The codec does not know newer messages, and this program uses none of them.
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
         found.is_inconsistent |= message.header.flags & NLM_F_DUMP_INTR != 0;
         match message.payload {

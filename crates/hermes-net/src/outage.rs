@@ -30,7 +30,7 @@ struct Outage {
 /// The numbers for a log line about an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureCounts {
-    /// The number of attempts that failed, with this one.
+    /// The number of failed attempts, including this one.
     pub count: u64,
     /// The time since the first of them.
     pub elapsed: Duration,

@@ -283,7 +283,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// Seeds the random number generator of this thread. Otherwise the thread's first handshake does it, which takes 50 ms
-/// more: the library gathers jitter for each thread.
+/// more in programs whose AWS-LC gathers clock jitter (see `docs/design/entropy.md`).
 pub fn warm_up() {
     // A failure appears again in the handshake, which reports it.
     let _ = aws_lc_rs::default_provider().secure_random.fill(&mut [0; 1]);

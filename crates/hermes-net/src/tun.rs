@@ -70,7 +70,7 @@ struct Inner {
     /// Held while the source NAT changes, which runs a program, so that other changes do not wait for it. Lock order:
     /// `nat` before `desired`.
     nat: Mutex<()>,
-    /// This process owns the device and removes its settings at the end; otherwise another process does.
+    /// True if this process owns the device and removes its settings at the end. Otherwise another process owns it.
     is_ours: AtomicBool,
 }
 
@@ -159,12 +159,12 @@ impl Device {
         Ok(Self { inner })
     }
 
-    /// Takes ownership: from now on its settings end with this process.
+    /// Takes ownership: from now on, the settings of the device end with this process.
     pub fn own(&self) {
         self.inner.is_ours.store(true, Ordering::Release);
     }
 
-    /// Gives up ownership to another process: its settings stay when this process ends.
+    /// Leaves the ownership to another process: the settings stay when this process ends.
     pub fn disown(&self) {
         self.inner.is_ours.store(false, Ordering::Release);
     }

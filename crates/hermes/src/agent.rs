@@ -31,7 +31,8 @@ use tokio::task::JoinSet;
 
 use self::history::History;
 
-/// The backoff before an order is retried that failed for want of resources: the shortest and the longest pause.
+/// The backoff before a retry of an order that failed because descriptors or memory were exhausted: the shortest and
+/// the longest pause.
 const ORDER_RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The backoff before an unreachable controller is dialled again: the first and the longest pause.
 const RECONNECT_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -300,7 +301,7 @@ impl Standing {
         self.view.borrow().as_ref().map_or(0, |view| view.open_sessions() as u64)
     }
 
-    /// True if a changed session count is due to be reported.
+    /// True if the session count has changed and a report is due.
     fn is_news(&self) -> bool {
         let (told, at) = self.counted;
         let is_draining = self.view.borrow().as_ref().is_some_and(NodeView::is_draining);

@@ -33,27 +33,27 @@ const CONTROLLER: &str = "hermes-controller";
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(crate) struct Cluster {
-    /// The image, which `make image` builds.
+    /// Use this image, which `make image` builds
     #[arg(long, value_name = "IMAGE", default_value = concat!("hermes:", env!("CARGO_PKG_VERSION")))]
     image: String,
-    /// How much it is given for what is to stay.
+    /// Request a persistent volume of this size
     #[arg(long, value_name = "QUANTITY", default_value = "1Gi", value_parser = quantity)]
     storage: String,
-    /// Its Service is reached from outside of the cluster, too.
+    /// Make the Service reachable from outside the cluster
     #[arg(long)]
     load_balancer: bool,
 }
 
-/// How nodes are put there.
+/// Options of the Kubernetes manifests.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub(crate) struct ManifestOptions {
     #[command(flatten)]
     cluster: Cluster,
-    /// All of these dependent nodes are one DaemonSet of this name: each machine is the node that is called as the machine is.
+    /// Deploy these dependent nodes as one DaemonSet of this name. Each machine runs the node that has the machine's name
     #[arg(long, value_name = "NAME")]
     daemon_set: Option<Name>,
-    /// The node has its machine's network, and there a loopback address where programs of the machine find it.
+    /// Use the network of the machine, so that programs of the machine reach the node at a loopback address
     #[arg(long)]
     host_network: bool,
     /// Print a Secret with tokens, too. A reader of the Secret can enrol as these nodes, once
@@ -129,7 +129,7 @@ pub(crate) fn controller(port: u16, namespace: Option<&str>, cluster: &Cluster) 
     one.controller(port)
 }
 
-/// The objects of one Deployment or DaemonSet.
+/// The Kubernetes objects of one Deployment or DaemonSet.
 struct Workload<'a> {
     name: &'a str,
     namespace: Option<&'a str>,

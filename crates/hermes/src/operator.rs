@@ -39,7 +39,7 @@ pub(crate) struct Operator {
     certificate: String,
     /// The operator's private key (PEM).
     key: String,
-    /// The controller's mark for the CAs that the overlay trusted when this was written.
+    /// The controller's digest of the CAs that the overlay trusted when this file was written.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     trust: String,
 }
@@ -184,7 +184,7 @@ pub(crate) struct Answer {
     pub(crate) status: http::StatusCode,
     /// The body if it is JSON.
     pub(crate) body: serde_json::Value,
-    /// The controller's mark for the CAs that the overlay trusts.
+    /// The controller's digest of the CAs that the overlay trusts.
     trust: String,
 }
 

@@ -49,7 +49,7 @@ enum End {
 pub(crate) enum Source {
     /// A file, which is watched for changes.
     File(PathBuf),
-    /// A controller. The node keeps the last good document.
+    /// A controller provides the document. The node keeps the last good one.
     Controller {
         /// The controllers' addresses; all serve the same overlay.
         places: Vec<ControllerAddr>,
@@ -247,7 +247,7 @@ async fn start(
                     return Err(error);
                 }
             };
-            // This process alone owns the sockets by now, so it continues despite any failure.
+            // From here on only this process owns the sockets, so it continues despite any failure.
             if let Err(faults) = node.read_inherited().await {
                 tracing::error!("not all sockets of the takeover are served yet: {:#}", refused(config, &faults));
                 restoration.is_wanted = true;
@@ -428,7 +428,7 @@ async fn reloaded(config: &Path, node: &mut Node, watch: &mut Watch, admin: &mut
             Ok(())
         }
         Err(error) => {
-            // A file that was missing, or did not match another one yet, may still change.
+            // Files that were missing or inconsistent may still change, so they are watched as well.
             let named = document::files(&snapshot);
             let running = node.generation();
             watch.follow(running.files().chain(named.iter().map(|(_, file)| *file)));
@@ -550,7 +550,7 @@ async fn finish(
     };
     admin.leave();
     if !handed {
-        // After a takeover this is left out: the service manager's stop timeout would end the sessions early.
+        // Not after a takeover: the service manager's stop timeout would end the sessions early.
         crate::notify::stopping();
     }
     if handed {

@@ -35,7 +35,7 @@ const READY: &[u8; 5] = b"ready";
 const PARTED: &[u8; 6] = b"parted";
 /// Sent instead of `PARTED`. The shorter length matters: a successor of an older version waits for six bytes.
 const REFUSED: &[u8; 2] = b"no";
-/// The time that a process may take to exit once its sockets are closed.
+/// The time within which a process must exit once its sockets are closed.
 const DYING: Duration = Duration::from_secs(2);
 /// The number of attempts. A process that was itself just taken over closes the connection, and its successor then
 /// answers at the same path.

@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn who_sleeps_is_woken() {
         let queue = Queue::new();
-        // Waits until the thread has marked itself as asleep.
+        // The thread marks itself as asleep.
         queue.lock().sleep = Sleep::Busy;
         queue.lock().taken = Instant::now().checked_sub(2 * RESTS).unwrap();
         std::thread::scope(|scope| {

@@ -148,7 +148,7 @@ pub(super) fn rewrite(section: &section::Rewrite, at: &str, report: &mut Report)
     }
 }
 
-/// A literal authority is validated now; one with placeholders is validated with each request.
+/// A literal authority is validated here. One with placeholders is validated with each request.
 fn authority(template: &Template) -> Result<Template, String> {
     let text = template.to_string();
     if template.is_literal() {

@@ -137,7 +137,7 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
 }
 
 fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
-    // An invalid upstream is known, although it could not be built.
+    // The name of an invalid upstream counts as known, although the upstream could not be built.
     if !names.upstream_names.iter().any(|known| known == name) {
         report.problem(at, unresolved("upstream", name, names.upstream_names));
     }

@@ -24,7 +24,7 @@ pub enum PathRewrite {
 /// Pattern for one segment of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
-    /// This text.
+    /// A literal segment.
     Literal(String),
     /// A named capture: any text that is not empty.
     Name(String),

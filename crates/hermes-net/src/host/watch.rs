@@ -32,7 +32,7 @@ pub enum HostChange {
         /// The interface of the route; `None`: several.
         interface: Option<u32>,
     },
-    /// The kernel lost notifications: anything may have changed.
+    /// The kernel dropped notifications: anything may have changed.
     Much,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct DesiredState {
     pub(super) rules: HashMap<(bool, u32), RuleMessage>,
     /// The addresses whose packets leave with this machine's address.
     pub(super) nat: Option<Vec<IpNet>>,
-    /// Somebody has set its link down.
+    /// True if another program has set the link down.
     pub(super) is_down: bool,
 }
 

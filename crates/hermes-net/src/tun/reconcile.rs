@@ -107,9 +107,9 @@ impl Tables {
 struct Reconciler {
     /// Lost settings by interface index.
     lost: BTreeMap<u32, LostSettings>,
-    /// Notifications were lost: anything may have changed.
+    /// True if notifications were lost, so that any setting may have changed.
     has_missed: bool,
-    /// A TUN device was removed, perhaps one of a killed process.
+    /// True if a TUN device was removed, perhaps one of a killed process.
     is_any_removed: bool,
     next_check: Option<Instant>,
 }

@@ -63,12 +63,12 @@ impl History {
         }
     }
 
-    /// The history of a node whose file cannot be read: it learns in memory and writes nothing.
+    /// Creates the history of a node whose file cannot be read. It records in memory and writes nothing.
     pub(super) fn unreadable() -> Self {
         Self { is_unreadable: true, ..Self::default() }
     }
 
-    /// Learns from an order. Returns true if anything changed.
+    /// Records the revision and the revocations of an order. Returns true if anything changed.
     pub(super) fn record(&mut self, order: &Order) -> bool {
         let before = self.clone();
         if order.revision > self.latest && !order.proof.is_empty() {

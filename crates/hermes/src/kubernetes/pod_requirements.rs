@@ -100,7 +100,7 @@ impl PodRequirements {
             !is_hidden || !ports.is_empty() || host_network,
             "node {name} listens at loopback addresses only, which other pods cannot reach; bind 0.0.0.0, or deploy with --host-network"
         );
-        // The overlay's listener is the first one. Peers may know it by another port.
+        // The first listener serves the overlay. Peers may know it by another port.
         if let (Some(address), Some(bind)) = (&node.address, document.listeners.first().and_then(|first| first.bind)) {
             ports
                 .iter_mut()

@@ -152,7 +152,7 @@ impl Download {
         if self.held == 0 || self.whole_only {
             return RangeRequest::Whole;
         }
-        // A range after the last byte yields 416, which does not tell whether the representation is still the same.
+        // A range after the last byte yields 416, which does not tell whether the representation has changed.
         let from = if self.known.total == Some(self.held) { self.held - 1 } else { self.held };
         match &self.known.validator {
             Some(validator) => RangeRequest::From(from, Some(validator.clone())),

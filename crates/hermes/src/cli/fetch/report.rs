@@ -287,7 +287,7 @@ fn standing(picture: &Picture, per_second: f64, now: Instant) -> String {
         None if per_second < 1.0 => (format!("{}  nothing comes", size(*held)), None),
         None => (format!("{}  {}/s", progress(*held, *total), size(per_second as u64)), None),
     };
-    // The deadline is no estimate, so the text names it as such.
+    // The deadline is not an estimate, so the text names it as a deadline.
     let end = picture.deadline.map(|at| format!(", giving up in {}", until(at).trim_end_matches(" min")));
     let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
     // Before the first request, the attempt number is that of the first.
