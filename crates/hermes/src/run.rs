@@ -3,10 +3,10 @@
 //! In: the path of a document, or a controller. Out: a running node, until a signal or a takeover ends it. A document
 //! that cannot be run is rejected with the reasons and changes nothing.
 
-use std::net::SocketAddr;
+mod admin;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -15,11 +15,11 @@ use hermes_controller::token::EnrolmentToken;
 use hermes_model::{Checked, Snapshot};
 use hermes_net::backoff::Backoff;
 use hermes_net::fd_passing::LabelledFd;
-use hermes_net::lock::listen_privately;
-use hermes_proxy::{Bound, Node, admin};
+use hermes_proxy::{Bound, Node};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use self::admin::Admin;
 use crate::agent::{Agent, Instruction, StateDir, Wanted, history};
 use crate::document;
 use crate::log::Log;
@@ -591,122 +591,4 @@ async fn finish(
         tracing::warn!(sessions = left, "drain timeout; closed active sessions");
     }
     tracing::info!("stopped");
-}
-
-/// The admin endpoint and its address.
-struct Admin {
-    /// The address in the document; its port may be 0, so that the system chooses one.
-    address: Option<SocketAddr>,
-    socket: Option<std::net::TcpListener>,
-    ready: admin::Readiness,
-    /// The process drains: it is not ready, whatever a document says.
-    is_leaving: bool,
-    task: JoinSet<()>,
-    /// Serves the endpoint on a Unix socket.
-    local: JoinSet<()>,
-    /// The successor serves the endpoint, whatever a document says.
-    stopped: bool,
-}
-
-/// The change that a document makes to the admin endpoint.
-enum Move {
-    Stay,
-    Close,
-    To(AdminSocket),
-}
-
-/// A bound socket for the admin endpoint. Nothing about serving it can fail any more.
-struct AdminSocket {
-    address: SocketAddr,
-    /// A duplicate for a successor.
-    kept: std::net::TcpListener,
-    listener: tokio::net::TcpListener,
-}
-
-impl AdminSocket {
-    /// Uses the predecessor's socket if it has this address, or binds a new one.
-    fn bind(address: SocketAddr, inherited: Option<LabelledFd>) -> anyhow::Result<Self> {
-        let inherited = inherited.map(|handed| std::net::TcpListener::from(handed.fd));
-        let bound = || {
-            let kept = match inherited.filter(|socket| socket.local_addr().ok() == Some(address)) {
-                Some(socket) => socket,
-                None => {
-                    if address.port() != 0 {
-                        hermes_net::tcp::probe_unused(address)?;
-                    }
-                    hermes_net::tcp::listen(address)?
-                }
-            };
-            kept.set_nonblocking(true)?;
-            let listener = tokio::net::TcpListener::from_std(kept.try_clone()?)?;
-            std::io::Result::Ok(Self { address, kept, listener })
-        };
-        bound().map_err(|error| {
-            let remedy = hermes_net::host::bind_remedy(&error);
-            anyhow::anyhow!("admin: listening on {address} over TCP: {error}. {remedy}")
-        })
-    }
-}
-
-impl Admin {
-    fn new() -> Self {
-        let (ready, task) = (Arc::new(AtomicBool::new(true)), JoinSet::new());
-        Self { address: None, socket: None, ready, is_leaving: false, task, local: JoinSet::new(), stopped: false }
-    }
-
-    /// Serves the endpoint on a Unix socket, and replaces a previous one.
-    fn listen_locally(&mut self, path: &Path, node: &Node) {
-        // A rename replaces the socket of a previous process, so that callers find one at every moment.
-        let temporary = path.with_extension(format!("sock.{}", std::process::id()));
-        let _ = std::fs::remove_file(&temporary);
-        let bound = listen_privately(&temporary).and_then(|listener| {
-            std::fs::rename(&temporary, path)?;
-            tokio::net::UnixListener::from_std(listener)
-        });
-        match bound {
-            Ok(listener) => _ = self.local.spawn(admin::serve_local(listener, node.view(), self.ready.clone())),
-            Err(error) => {
-                tracing::warn!(socket = %path.display(), "cannot listen for `hermes health --state`: {error}");
-            }
-        }
-    }
-
-    /// Marks the process as draining.
-    fn leave(&mut self) {
-        self.is_leaving = true;
-        self.ready.store(false, Ordering::Release);
-    }
-
-    /// Does everything that can fail, before any part of the document is applied.
-    fn prepare(&self, address: Option<SocketAddr>, inherited: Option<LabelledFd>) -> anyhow::Result<Move> {
-        match address {
-            same if same == self.address || self.stopped => Ok(Move::Stay),
-            None => Ok(Move::Close),
-            Some(address) => AdminSocket::bind(address, inherited).map(Move::To),
-        }
-    }
-
-    /// Moves the endpoint to the address in the document.
-    fn follow(&mut self, to: Move, node: &Node) {
-        self.ready.store(!(self.is_leaving || node.view().is_draining()), Ordering::Release);
-        if matches!(to, Move::Stay) {
-            return;
-        }
-        self.task.abort_all();
-        (self.address, self.socket) = (None, None);
-        if let Move::To(AdminSocket { address, kept, listener }) = to {
-            // The system may have chosen the port, so the log names it.
-            let bound = kept.local_addr().unwrap_or(address);
-            tracing::info!(address = %bound, "admin endpoint");
-            self.task.spawn(admin::serve(listener, node.view(), self.ready.clone()));
-            (self.address, self.socket) = (Some(address), Some(kept));
-        }
-    }
-
-    async fn stop(&mut self) {
-        self.stopped = true;
-        self.task.shutdown().await;
-        self.local.shutdown().await;
-        self.socket = None;
-    }
 }
