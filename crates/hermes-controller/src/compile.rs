@@ -215,7 +215,8 @@ impl Plan {
                     };
                     is_all |=
                         (old.is_some_and(is_inner) || new.is_some_and(is_inner)) && old.map(links) != new.map(links);
-                    // Neighbours dial the node, or are dialled by it, in another way.
+                    // The connections between the node and its neighbours may change, so their documents change as
+                    // well.
                     touched.extend(before.beside(&key.name));
                 }
                 Kind::Service | Kind::Network | Kind::Group => {}

@@ -64,7 +64,7 @@ enum Head {
 /// The acknowledgements that the previous node has received over the present channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AckState {
-    /// None was sent.
+    /// No acknowledgement was sent.
     Unsent,
     /// One is due even if it acknowledges nothing: the previous node learns from it whether the exchange is known.
     Due,

@@ -111,7 +111,7 @@ impl AddressLeases {
         holdings.shares.get(owner)?.instead.get(&wish).copied()
     }
 
-    /// Restores such an assignment of the previous process, and reserves the prefix for its owner.
+    /// Restores a substitute assignment of the previous process, and reserves the prefix for its owner.
     pub fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: AddressRequest) {
         if self.take(prefix, owner) {
             self.give_instead(prefix, wish);

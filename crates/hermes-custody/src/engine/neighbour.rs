@@ -132,8 +132,8 @@ impl Engine {
                 let Some(exchange) = self.exchanges.get_mut(&id).filter(goes_to) else {
                     return self.unknown(peer, id);
                 };
-                // Only a killed process may have sent more than it still has; if its own origin produced the data, only
-                // a complete response counts.
+                // A restored exchange may have lost bytes that the killed process had sent. If an origin of this node
+                // produced them, only the acknowledgement of a complete response is plausible.
                 let may_have_lost = exchange.is_restored && (is_whole || exchange.source(part) != Some(&Side::Here));
                 let is_silent =
                     part == Direction::Request && !exchange.is_begun && exchange.request.held() == Progress::default();

@@ -52,7 +52,7 @@ struct Ndn {
     published: Published,
 }
 
-/// A way that could not run.
+/// A variant that could not run, and the reason.
 #[derive(Debug, Serialize)]
 struct Missing {
     way: Variant,

@@ -413,7 +413,7 @@ fn explain_takes_a_users_own_listener() {
     let (code, printed) = explain(&["--user", "alice", "--listener", "bobs", "--authority", "SHOP"]);
     assert!(code == Some(3) && printed.contains("claim     user alice ignored"), "{printed}");
     let (code, printed) = explain(&["--user", "bob", "--listener", "alices", "--authority", "SHOP"]);
-    assert!(code == Some(1) && printed.contains("--user: listener alices accepts tcp"), "{printed}");
+    assert!(code == Some(1) && printed.contains("--user has no effect: clients of listener alices (tcp)"), "{printed}");
 }
 
 #[test]
@@ -573,8 +573,8 @@ fn explain_names_the_invalid_argument() {
         (&["--packet", "src=10.0.0.1,dst=10.0.0.2"], "add --kind ip --network PREFIX"),
         (&["--listener", "database", "--kind", "http"], "sessions of listener database are tcp"),
         (&["--listener", "database", "--authority", "OTHER:1"], "sessions of listener database are for db:3306"),
-        (&["--listener", "database", "--path", "/x"], "--path: listener database accepts tcp"),
-        (&["--listener", "video-in", "--method", "GET"], "--method: listener video-in accepts udp"),
+        (&["--listener", "database", "--path", "/x"], "--path has no effect: clients of listener database (tcp)"),
+        (&["--listener", "video-in", "--method", "GET"], "--method has no effect: clients of listener video-in (udp)"),
         (&["--listener", "video-in", "--header", "a=b"], "--header"),
         (&["--listener", "video-in", "--user", "bob"], "--user"),
         (&["--kind", "tcp", "--authority", "DB:1", "--path", "/x"], "--path: a tcp session has no path"),
@@ -583,7 +583,10 @@ fn explain_names_the_invalid_argument() {
         (&["--listener", "socks"], "missing --authority HOST:PORT for a tcp session"),
         (&["--listener", "names"], "listener names only answers DNS queries"),
         (&["--listener", "socks", "--kind", "http"], "--kind http: sessions of listener socks are tcp (CONNECT)"),
-        (&["--listener", "socks", "--authority", "A:1", "--user", "bob"], "--user: listener socks accepts tcp"),
+        (
+            &["--listener", "socks", "--authority", "A:1", "--user", "bob"],
+            "--user has no effect: clients of listener socks (tcp)",
+        ),
         (&["--certificate", "spiffe://lab/node/n"], "listener apps requests no client certificate"),
         (&["--listener", "overlay", "--certificate", "node/n"], "--certificate node/n"),
         (

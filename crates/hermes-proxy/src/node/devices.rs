@@ -136,8 +136,8 @@ fn wanted(snapshot: &Snapshot) -> HashMap<Arc<str>, WantedDevice> {
     all
 }
 
-/// The clients whose packets are masqueraded. Without a pool, these are all clients; for IPv6 only if the route
-/// concerns IPv6, because the host would forward IPv6 from then on.
+/// Returns the clients whose packets are masqueraded. Without a pool, these are all clients. IPv6 clients are included
+/// only if the route concerns IPv6, because the host would forward IPv6 from then on.
 fn clients(route: &Route, gateway: &Gateway) -> Vec<IpNet> {
     if !gateway.assign.is_empty() {
         return gateway.assign.clone();

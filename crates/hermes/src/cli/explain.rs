@@ -361,7 +361,7 @@ impl Explain {
             ("--user", self.user.is_some() && listener_user(listener).as_deref() != self.user.as_deref()),
         ];
         if let Some((option, _)) = unheard.into_iter().find(|(_, given)| *given) {
-            bail!("{option}: listener {name} accepts {kind}, which has none; remove the option");
+            bail!("{option} has no effect: clients of listener {name} ({kind}) cannot send it; remove the option");
         }
         Ok(())
     }

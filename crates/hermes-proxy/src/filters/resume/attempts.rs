@@ -126,7 +126,8 @@ async fn watched(
         {
             tokio::time::sleep(rest.max(CLOCK_RESOLUTION)).await;
         }
-        // Tells passive health checking, which sees the dropped try, whether the endpoint had enough time.
+        // Reports to passive health checking whether the dropped attempt had enough time. Only then it counts against
+        // the endpoint.
         entry.is_starved.set(patience() >= FAIR_ENDPOINT_TIME);
     };
     let tried = tokio::select! {

@@ -176,8 +176,8 @@ impl ResumableBody {
                         Poll::Ready(asked) => asked,
                         Poll::Pending => {
                             ready!(self.timer.as_mut().poll(cx));
-                            // Tells passive health checking, which sees the dropped try, whether the endpoint had
-                            // enough time.
+                            // Reports to passive health checking whether the dropped attempt had enough time. Only then
+                            // it counts against the endpoint.
                             self.entry
                                 .is_starved
                                 .set(self.asked.is_some_and(|asked| asked.elapsed() >= FAIR_ENDPOINT_TIME));

@@ -85,7 +85,7 @@ pub struct Connection {
     pub is_pooled: Cell<bool>,
     /// The connection stays open for requests that may come over it: no idle timeout.
     pub is_kept: Cell<bool>,
-    /// A counter of all reads from it.
+    /// The number of reads from the connection.
     pub heard: Cell<u64>,
     /// Lines of trailers and responses since the last turn. They cost as much work as lines of requests.
     pub lines: Cell<usize>,

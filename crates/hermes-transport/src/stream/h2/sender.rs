@@ -112,7 +112,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// `backlog` is that of the stream's connection.
+    /// Creates the sending half. `backlog` counts the frames that wait on the stream's connection.
     pub fn new(stream: SendStream<Bytes>, backlog: &Backlog) -> Self {
         Self { stream, connection: backlog.0.clone(), tally: None }
     }

@@ -51,9 +51,9 @@ pub(super) struct Take {
     pub(super) anew: Option<&'static str>,
     /// Number of bytes at the beginning that are already held.
     pub(super) skip: u64,
-    /// Compare those bytes, since nothing proves that they are equal.
+    /// Compare the skipped bytes, since nothing proves that they are equal.
     pub(super) compare: bool,
-    /// Length of the content, including those bytes.
+    /// Length of the content, including the skipped bytes.
     pub(super) length: Option<u64>,
 }
 
