@@ -45,7 +45,7 @@ impl Files {
                 let is_cut = Some(number) == last && is_unfinished;
                 let (path, left_out) = (segment.path.display(), whole - segment.length);
                 if is_cut {
-                    tracing::warn!(%path, left_out, "a journal of custody ended within a record");
+                    tracing::warn!(%path, left_out, "the custody journal ended within a record");
                     segment.file.set_len(segment.length)?;
                 } else {
                     damaged.push(number);

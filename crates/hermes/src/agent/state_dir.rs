@@ -1,7 +1,7 @@
 //! The state directory of a managed node: its key, its certificates, and its last good document.
 //!
-//! In: what the controller issued. Out: the same from disk, also after a crash in the middle of a write. Never: a file that
-//! other users can read.
+//! In: certificates and documents from the controller. Out: the same from disk, also after a crash in the middle of a
+//! write. Never: a file that other users can read.
 
 use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
