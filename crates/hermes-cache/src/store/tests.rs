@@ -1,4 +1,4 @@
-//! The store at the limits of memory, disk and runs, together with the disk tier's thread.
+//! Tests of the store at the limits of memory, disk and runs, together with the disk tier's thread.
 
 use hermes_model::authority::Authority;
 use http::header::{CACHE_CONTROL, ETAG};
@@ -15,7 +15,7 @@ const NOW: Millis = 1_700_000_000_000;
 
 struct Store {
     cache: Arc<Cache>,
-    /// Dropped after the cache.
+    /// The directory of the cache; dropped after the cache.
     _directory: tempfile::TempDir,
 }
 

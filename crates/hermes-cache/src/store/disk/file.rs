@@ -24,10 +24,10 @@ use crate::key::Vary;
 
 /// Version of the format; files of another version are dropped.
 const MAGIC: &[u8; 8] = b"HERMESC1";
-/// Length of the magic, the area's length, the head's length and its digest.
+/// Length of the fixed fields: the magic, the area's length, the head's length, and the head's digest.
 const FIXED: usize = 8 + 4 + 4 + DIGEST;
 const DIGEST: usize = 16;
-/// Areas are multiples of this length, so that a slightly longer head still fits.
+/// The area of a head is a multiple of this length, so that a slightly longer head still fits.
 const AREA: usize = 4096;
 /// Maximum length of a head.
 const MAX_HEAD: usize = 4 << 20;
@@ -74,7 +74,7 @@ impl Layout {
         let sums = blocks(&shape).map(|block| sum(&gather(content, &block))).collect();
         let mut this = Self { area: 0, shape, sums };
         let head = this.head(key, head)?;
-        // The spare room lets a later response have a longer date, or one field more.
+        // The spare room lets [`Layout::patch`] write a slightly longer head.
         this.area = (FIXED + head.len() + AREA / 2).next_multiple_of(AREA);
         // The mode is private, because the content may belong to one user.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
@@ -89,12 +89,12 @@ impl Layout {
     pub(crate) fn patch(&mut self, path: &Path, key: &str, head: &Head) -> io::Result<()> {
         let head = self.head(key, head)?;
         if FIXED + head.len() > self.area {
-            return Err(io::Error::other("it has grown too long for its place"));
+            return Err(io::Error::other("head too long for its area in the file"));
         }
         open_own(OpenOptions::new().write(true), path)?.write_all(&self.area(&head))
     }
 
-    /// Reads the head of a file.
+    /// Opens a file, and reads its layout, key and head.
     pub(crate) fn open(path: &Path) -> io::Result<(Self, Arc<str>, Head)> {
         let mut file = open_own(OpenOptions::new().read(true), path)?;
         let mut fixed = [0; FIXED];
@@ -102,12 +102,12 @@ impl Layout {
         let number = |at: usize| u32::from_le_bytes([fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]]) as usize;
         let (area, length) = (number(8), number(12));
         if &fixed[..8] != MAGIC || length > MAX_HEAD || FIXED + length > area {
-            return Err(io::Error::other("it is no object of this version"));
+            return Err(io::Error::other("not a cache file of this version"));
         }
         let mut text = vec![0; length];
         file.read_exact(&mut text)?;
         if fixed[16..] != digest(&SHA256, &text).as_ref()[..DIGEST] {
-            return Err(io::Error::other("its head is not what was written"));
+            return Err(io::Error::other("digest mismatch in the head"));
         }
         let written: Written = serde_json::from_slice(&text).map_err(io::Error::other)?;
         let runs = written.runs.iter().map(|(start, end)| *start..*end).collect();
@@ -116,9 +116,9 @@ impl Layout {
             && blocks(&this.shape).count() == this.sums.len()
             && file.metadata()?.len() == this.bytes();
         if !is_sane {
-            return Err(io::Error::other("it is cut"));
+            return Err(io::Error::other("inconsistent ranges, or file truncated"));
         }
-        let (key, head) = written.read().ok_or_else(|| io::Error::other("its head makes no sense"))?;
+        let (key, head) = written.read().ok_or_else(|| io::Error::other("invalid head"))?;
         Ok((this, key, head))
     }
 
@@ -133,7 +133,7 @@ impl Layout {
             let mut bytes = vec![0; length];
             file.read_exact(&mut bytes)?;
             if sum(&bytes) != *expected {
-                return Err(io::Error::other("its bytes are not what was written"));
+                return Err(io::Error::other("digest mismatch in the content"));
             }
             if runs.last().is_none_or(|run| run.range().end != block.start) {
                 runs.push(Run::at(block.start));
@@ -194,7 +194,7 @@ impl Written {
     }
 }
 
-/// Splits the runs into blocks, in order.
+/// Splits the stored runs into ranges of at most [`BLOCK`] bytes, in order.
 fn blocks(shape: &StoredRanges) -> impl Iterator<Item = Range<u64>> + '_ {
     shape.runs.iter().flat_map(|run| {
         let end = run.end;

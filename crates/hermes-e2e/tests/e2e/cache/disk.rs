@@ -154,7 +154,7 @@ async fn foreign_files_in_the_cache_directory_stay_and_links_are_not_followed() 
     }
     origin.seen();
     let after = node(&overlay, "", origin.origin.address()).await;
-    after.says("the cache found what it had kept").await;
+    after.says("loaded cached responses from disk").await;
     assert!(get(&after, "/x").await.is_hit());
     let is_gone = || async { ours.iter().all(|path| !path.exists()) && !root.join("gone.0123456789abcdef").exists() };
     hermes_testkit::poll::until("what is left of before is removed", is_gone).await;
@@ -177,7 +177,7 @@ async fn one_process_at_a_time_has_the_directory() {
     let draft = overlay.node("second").document(crate::cache::lab::DOCUMENT).with("CACHE", "");
     let draft = draft.with("STATE", overlay.dir().join("state").display()).with("ORIGIN", origin.origin.address());
     let second = draft.start().await.unwrap();
-    second.says("another process has what caches keep").await;
+    second.says("another process uses the cache directory").await;
     // It has its memory.
     for _ in 0..2 {
         get(&second, "/y").await;
@@ -186,7 +186,7 @@ async fn one_process_at_a_time_has_the_directory() {
     assert!(get(&second, "/x").await.says().contains("fwd=uri-miss"));
     assert_eq!(files(&overlay).len(), 1);
     end(first).await;
-    second.says("the cache found what it had kept").await;
+    second.says("loaded cached responses from disk").await;
 }
 
 /// A successor has the directory as soon as it has the listeners, while the one before it finishes what it carries.
@@ -215,7 +215,7 @@ async fn a_takeover_keeps_cached_responses() {
     on_disk(&first, 1000.0).await;
     let busy = crate::cache::lab::begin(&first, "in", "GET", "/slow", &[]).await.unwrap();
     let second = draft("edge-2").start().await.unwrap();
-    second.says("the cache found what it had kept").await;
+    second.says("loaded cached responses from disk").await;
     assert!(get(&second, "/x").await.is_hit());
     drop(busy);
     first.ended().await;

@@ -104,7 +104,7 @@ async fn an_equivalent_route_keeps_its_cache() {
     for memory in ["1MiB", "2MiB", "3MiB"] {
         let after = format!("upstream: origin, cache: {{memory: {memory}}}");
         lab.becomes(&after, "upstream: origin").await;
-        lab.node.says_times("the cache found what it had kept", 1).await;
+        lab.node.says_times("loaded cached responses from disk", 1).await;
         lab.node.metric_reaches("hermes_cache_bytes", "route=\"all\",tier=\"disk\"", 1.0).await;
     }
     assert_eq!(origin.seen().len(), 1);
