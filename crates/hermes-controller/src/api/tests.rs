@@ -1,4 +1,4 @@
-//! The audit log has each action of an operator, successful or failed.
+//! Tests that the audit log has each action of an operator, successful or failed.
 
 #![allow(clippy::unwrap_used)]
 
