@@ -1,4 +1,4 @@
-//! Rollouts: each step of a change goes to its nodes once the step before has been taken.
+//! Executes rollouts: sends each step of a change to its nodes once the nodes of the previous step have reported.
 //!
 //! In: the current step, and the status reports of nodes. Out: the next step, or a rollback.
 //! Never: a wait without a limit.
@@ -90,8 +90,8 @@ impl Push {
     async fn judge(&self, step: &Rollout, settle: Duration) -> Result<(), String> {
         let is_there =
             |node: &Name| self.look(|statuses| statuses.get(node).is_some_and(|status| status.connections > 0));
-        // After a start, no node may have connected yet: if all are disconnected, they get time to connect. Nodes that
-        // have not enrolled do not.
+        // After the controller has started, nodes may not have connected yet. If no node of the wave is connected, the
+        // rollout waits for one, unless none of them has enrolled.
         let comes_nobody = || {
             let members = &self.controller.view().state.members;
             !step.current().keys().any(|node| members.contains_key(node))
@@ -105,7 +105,7 @@ impl Push {
         }
         let mut why = None;
         let is_wrong = || {
-            // A node that was expelled meanwhile does not count.
+            // A node that was revoked meanwhile does not count.
             let view = self.controller.view();
             let gone = there.iter().find(|node| !is_there(node) && view.state.members.contains_key(**node));
             let gone = gone.map(|node| format!("node {node} disconnected after revision {}", step.id().0));
