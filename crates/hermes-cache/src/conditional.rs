@@ -107,8 +107,8 @@ pub fn validators(head: &Head) -> Vec<(HeaderName, HeaderValue)> {
     [one(&ETAG, IF_NONE_MATCH), one(&LAST_MODIFIED, IF_MODIFIED_SINCE)].into_iter().flatten().collect()
 }
 
-/// Returns a stored head, updated with the fields of a 304, of a 206 that completes the content, or of a 200 to a HEAD
-/// request. Returns `None` if these fields describe another representation, or change `Vary`.
+/// Returns a stored head, updated with the fields `by`. These come from a 304, a 206 that completes the content, or a
+/// 200 to a HEAD request. Returns `None` if they describe another representation, or change `Vary`.
 pub fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
     if is_of_another(&head.headers, by) {
         return None;

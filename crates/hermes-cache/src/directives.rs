@@ -1,7 +1,7 @@
 //! Directives of `Cache-Control` and similar fields, in requests and responses.
 //!
-//! In: field lines. Out: directives. Malformed ones get the cautious meaning: an invalid lifetime counts as zero, and
-//! the shortest of several counts (RFC 9111, section 4.2.1).
+//! In: field lines. Out: directives. Malformed directives have the cautious meaning: an invalid lifetime counts as
+//! zero, and of several lifetimes the shortest counts (RFC 9111, section 4.2.1).
 
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};

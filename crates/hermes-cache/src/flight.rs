@@ -21,7 +21,8 @@ use super::head::Head;
 use super::range::RequestedRanges;
 use crate::error::FetchError;
 
-/// Window of a response that is not stored, in bytes. The fetch pauses once its slowest reader is this far behind.
+/// Window of a response that is not stored, in bytes. The fetch pauses once the received bytes are this far ahead of
+/// the slowest reader.
 pub const WINDOW: u64 = 512 << 10;
 /// Maximum distance, in bytes, from the newest received byte to the offset of a new reader. A request for a later
 /// offset fetches itself, because it would wait too long.
@@ -140,7 +141,7 @@ impl Flight {
     }
 
     /// Returns the head and the length while other requests may join. A completed fetch accepts readers until the store
-    /// has its content, so that each request finds one or the other.
+    /// has its content, so that each request finds the fetch or the stored content.
     pub fn view(&self) -> Option<(Arc<Head>, Option<u64>)> {
         let state = self.lock();
         let open = state.open.as_ref().filter(|open| open.may_be_joined())?;

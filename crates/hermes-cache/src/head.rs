@@ -254,8 +254,8 @@ impl Head {
     }
 
     /// Whether the stale response may be served because the origin failed. `stale-if-error` limits the staleness.
-    /// Without it, the limit is `unreachable`, which applies if the origin cannot be reached (RFC 9111, section 4.2.4),
-    /// and is `None` if the origin was reached.
+    /// Without it, the limit is `unreachable`, which applies only without a path to the origin (RFC 9111, section
+    /// 4.2.4). It is `None` if the origin was reached.
     pub fn may_stand_in(&self, request: &Directives, unreachable: Option<Duration>, now: Millis) -> bool {
         if !self.may_be_stale() || request.no_cache == Scope::All {
             return false;

@@ -60,8 +60,8 @@ impl RequestedRanges {
         pieces.into_iter().map(piece).collect::<Option<Vec<_>>>().map(RequestedRanges::Parts)
     }
 
-    /// Resolves the ranges for a length. Ranges that do not join to a single range resolve to the whole representation:
-    /// a server may ignore `Range`, and a multipart response costs more than it saves.
+    /// Resolves the ranges for a length. Ranges that do not join to a single range resolve to the whole representation.
+    /// A server may ignore `Range`, and a multipart response costs more than it saves.
     pub fn resolve(&self, total: u64) -> Resolved {
         let RequestedRanges::Parts(pieces) = self else { return Resolved::Whole };
         let mut ranges: Vec<Range<u64>> = pieces.iter().filter_map(|piece| piece.resolve(total)).collect();

@@ -229,7 +229,7 @@ impl Cache {
         }
     }
 
-    /// Looks up a request. `waits` says whether it may wait for another request's fetch.
+    /// Looks up a request. `waits` is true if it may wait for another request's fetch.
     pub fn look(self: &Arc<Self>, ask: &CacheLookup, now: Millis, waits: bool) -> LookupResult {
         let mut state = self.lock();
         let state = &mut *state;

@@ -1,7 +1,7 @@
 //! The REST API for people and programs: documents, nodes, operators, rollouts and the CA.
 //!
-//! In: authenticated HTTP requests. Out: JSON; errors as problem details (RFC 9457). Never: data of another owner. An
-//! operator sees all documents, an administrator of a provider only the provider's.
+//! In: authenticated HTTP requests. Out: JSON; errors as problem details (RFC 9457).
+//! Never: data of another owner. An operator sees all documents, an administrator of a provider only the provider's.
 
 mod ca;
 mod change_status;
@@ -157,7 +157,7 @@ impl ApiState {
             if caller.is_known(&self.controller.view(), peer) {
                 return Ok(caller);
             }
-            let detail = "unknown operator certificate: it was revoked, or is of another overlay; ask another \
+            let detail = "unknown operator certificate: it was revoked, or belongs to another overlay; ask another \
                           operator for a new file (`hermes operator create`), or restart the controller, which \
                           writes `operator.json` anew";
             Err(Problem::new(StatusCode::UNAUTHORIZED, detail))

@@ -1,11 +1,11 @@
 //! The audit log: changes and refused requests with their subjects, one line of JSON each.
 //!
-//! In: actions, done or refused. Out: lines in files of the controller's directory, and in its log. Never: a secret, or
-//! more lines than a disk can take. Each subject has a rate limit, and events beyond it are only counted. A long file
-//! is rotated, and one predecessor is retained.
+//! In: actions, done or refused. Out: lines in files of the controller's directory, and in its log.
+//! Never: a secret, or more lines than a disk can take. Each subject has a rate limit, and events beyond it are only
+//! counted. A long file is rotated, and one predecessor is retained.
 //!
-//! Operators, tokens and the controller itself share one file. Each provider has a file, all nodes share one, and so do
-//! clients that are not authenticated. A flood of events in one file erases nothing in another.
+//! Operators, tokens and the controller itself share one file. Each provider has a separate file. Nodes share one more
+//! file, and unauthenticated clients another. A flood of events in one file erases nothing in another.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -2,8 +2,9 @@
 //!
 //! In: a catalog. Out: the document of each node, checked as by `hermes check`. The same catalog gives the same
 //! documents, byte for byte.
-//! Never: more than a node needs. A node learns of a service only if it is on the path of a user of that service. It
-//! learns of a user only if that user's sessions pass it. It learns of other nodes only if they are neighbours.
+//! Never: more than a node needs. A node's document names a service only if the node is on the path of a user of that
+//! service. It names a user only if that user's sessions pass the node. It names other nodes only if they are
+//! neighbours.
 //!
 //! A service has one path from each node with users: the fewest links, through standalone nodes, to the nearest
 //! replicas. If several neighbours are equally near, all are endpoints of one upstream. If none of these is reachable,
@@ -230,8 +231,8 @@ impl Plan {
         is_all
     }
 
-    /// Adds to `touched` the nodes whose documents list revoked keys, if these have changed: nodes that other nodes
-    /// dial, and neighbours of a node whose key was revoked or readmitted.
+    /// If revoked keys have changed, adds to `touched` the nodes whose documents list them. These are nodes that other
+    /// nodes dial, and neighbours of a node whose key was revoked or readmitted.
     fn beware(&self, before: &Self, touched: &mut BTreeSet<Name>) {
         let others = self.catalog.revoked_since(&before.catalog);
         if others.is_empty() {

@@ -1,8 +1,9 @@
 //! The controller: the content of the store, the node documents that are compiled from it, and changes to it.
 //!
 //! In: requests to put and delete documents. Out: the effect at each node, or every reason against the change; and the
-//! document of each node, with the revision since which it applies. Never: a document that is not in the store. The
-//! store is the only truth: this process may end at any time, and other controllers write to the same store.
+//! document of each node, with the revision since which it applies.
+//! Never: a document that is not in the store. The store is the only truth: this process may end at any time, and other
+//! controllers write to the same store.
 
 mod apply;
 mod enrol;
@@ -77,9 +78,9 @@ pub enum ApplyError {
     Conflict {
         /// The document.
         key: Box<Key>,
-        /// The revision that the client knows.
+        /// The revision that the client has read.
         since: Revision,
-        /// The revision of the other change.
+        /// The revision of the other client's change.
         found: Revision,
     },
     /// A rollout in waves is in progress.

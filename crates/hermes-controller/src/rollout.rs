@@ -2,9 +2,9 @@
 //! the route.
 //!
 //! In: the documents that nodes have, and those that they must have in the end. Out: steps, each with documents for
-//! some nodes. The next step follows once the nodes of this one have reported, or after a timeout. Never: steps for a
-//! change that moves no sessions, which all nodes receive at once. Never: a rollout without an end, because each step
-//! and the whole have a time limit.
+//! some nodes. The next step follows once the nodes of this one have reported, or after a timeout.
+//! Never: steps for a change that moves no sessions, which all nodes receive at once.
+//! Never: a rollout without an end, because each step and the whole have a time limit.
 //!
 //! First, all nodes receive the new routes and retain the old ones. Then nodes switch to their new routes, those
 //! nearest to a service first. Routes that no node uses are removed last.
@@ -242,8 +242,8 @@ fn order(
     order
 }
 
-/// Returns the two intermediate documents of a node: the current one with the new routes added, and the final one with
-/// the old routes to which neighbours still send.
+/// Returns the two intermediate documents of a node. The first is the current one with the new routes added. The second
+/// is the final one with the old routes to which neighbours still send.
 ///
 /// # Errors
 /// The documents cannot be combined; the error says why.

@@ -1,8 +1,9 @@
 //! The store of the controller's state: a log of entries with revisions, and a base that replaces the first entries.
 //!
 //! In: entries, each appended by a controller that has read all before it. Out: the same entries, in order, to every
-//! controller. Never: the meaning of entries. [`crate::state`] derives the state, so that a store only has to preserve
-//! the order and all entries.
+//! controller.
+//! Never: the meaning of entries. [`crate::state`] derives the state, so that a store only has to preserve the order
+//! and all entries.
 //!
 //! Appending is compare-and-set. If two controllers both know revision 7, one appends entry 8. The other receives
 //! [`StoreError::Behind`], reads entry 8, and tries again. Transactions, single use and optimistic concurrency need no
@@ -160,7 +161,7 @@ pub enum StatusEvent {
 /// The status exchange between controllers. An entry lasts as long as its controller is connected.
 pub trait StatusExchange: Send + Sync {
     /// Publishes the status of these subjects. The caller must call it at least every three seconds, if necessary with
-    /// an empty list, because the entries of a controller expire after ten seconds.
+    /// an empty list. Otherwise, the entries of the controller expire after ten seconds.
     ///
     /// # Errors
     /// The publication failed. All entries must be published again.

@@ -1,8 +1,9 @@
 //! Trust during a CA rotation: the chains that nodes and controllers send, and the CAs that they accept.
 //!
 //! In: the state. Out: the chain for each kind of certificate, the CAs that nodes must trust, and those that a
-//! controller accepts. Never: two members that reject each other. Certificates of the new CA are sent with its
-//! cross-certificate by the old one, as long as a peer may need it.
+//! controller accepts.
+//! Never: two members that reject each other. Certificates of the new CA are sent with its cross-certificate by the old
+//! one, as long as a peer may need it.
 
 use std::collections::BTreeSet;
 
@@ -21,8 +22,8 @@ pub struct Trust {
     pub issuer: String,
     /// The chain of a certificate of a node or an operator (PEM).
     pub chain: String,
-    /// The chain of a controller's certificate (PEM): the CA with its complete chain, so that a client with only a pin
-    /// finds it, and the cross-certificates by earlier CAs.
+    /// The chain of a controller's certificate (PEM): the CA, its complete chain, and the cross-certificates by earlier
+    /// CAs. It is complete so that a client with only a pin finds the pinned CA.
     pub shown: String,
     /// The CAs whose client certificates a controller accepts (PEM): the trusted CAs without their roots, and retired
     /// CAs. The controller also checks each key.
@@ -71,7 +72,7 @@ impl State {
 }
 
 impl Trust {
-    /// A digest of the trust. Clients compare it to learn whether they need new CA certificates.
+    /// A digest of the trust. Clients compare it to determine whether they need new CA certificates.
     pub fn mark(&self) -> String {
         let all = format!("{}{}{}", self.authorities, self.issuer, self.chain);
         hex(&sha256(all.as_bytes())[..8])

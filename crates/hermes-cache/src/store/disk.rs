@@ -73,8 +73,8 @@ enum Job {
     Retire,
 }
 
-/// Stages of a [`Disk`]: the lock of the directory is not taken yet, this process holds it, another process holds it,
-/// and the thread has ended. Jobs stay queued in the first stage, and are dropped in the third.
+/// Stages of a [`Disk`]. The lock of the directory is not taken yet, or held by this process, or by another process; in
+/// the last stage, the thread has ended. Jobs stay queued in the first stage, and are dropped in the third.
 const OPENING: u8 = 0;
 const READY: u8 = 1;
 const BARRED: u8 = 2;

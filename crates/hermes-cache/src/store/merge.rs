@@ -16,8 +16,8 @@ use super::{Cache, LARGEST_SHARE};
 
 /// Maximum attempts to merge while other insertions are faster.
 const MAX_TRIES: usize = 3;
-/// A file is written again once the content is complete, or its new bytes are at least [`GROWN_BYTES`] and the file's
-/// length divided by this number.
+/// A file is written again once the content is complete, or has grown enough. Its new bytes must then be at least
+/// [`GROWN_BYTES`], and at least the file's length divided by this number.
 const GROWN_SHARE: u64 = 4;
 const GROWN_BYTES: u64 = 64 << 10;
 

@@ -88,7 +88,7 @@ impl Store {
     fn filed(&self, path: &str) -> Stored {
         until("it is written", || self.stored(path).is_some_and(|stored| stored.file.is_some()));
         let place = (ask(path).key, self.stored(path).unwrap().id);
-        // The writer holds the content for another moment.
+        // The disk thread still references the content for a moment.
         until("it is let go", || self.cache.lock().find(&place).is_none_or(|variant| !variant.is_busy()));
         self.stored(path).unwrap()
     }

@@ -1,7 +1,8 @@
 //! The status of a change at each node whose document it changes.
 //!
 //! In: the outcome of the change, the reports of nodes, and later changes. Out: the status of each node, once no node
-//! is waiting or the time limit is reached. Never: a node listed as running a document that the node has not reported.
+//! is waiting or the time limit is reached.
+//! Never: a node listed as running a document that the node has not reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

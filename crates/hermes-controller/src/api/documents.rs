@@ -1,6 +1,7 @@
 //! Documents of the overlay: apply, delete, list and show.
 //!
-//! In: requests of operators and of administrators of providers. Out: the changed documents, and the status of each node.
+//! In: requests of operators and of administrators of providers. Out: the changed documents, and the status of each
+//! node.
 //! Never: a document of another provider.
 
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! Operators and administrators of providers: list, create, renew and dismiss.
 //!
-//! In: requests of operators, and of administrators of providers. Out: certificates, and a list. Never: rights beyond
-//! the caller's. An administrator only manages administrators of the same provider.
+//! In: requests of operators, and of administrators of providers. Out: certificates, and a list.
+//! Never: rights beyond the caller's. An administrator only manages administrators of the same provider.
 
 use axum::extract::{Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};

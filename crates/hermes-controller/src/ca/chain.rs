@@ -1,7 +1,7 @@
 //! Certificates of CAs: their contents, imported CAs, and cross-certificates.
 //!
-//! In: PEM. Out: CAs whose certificates nodes accept, or the reason why nodes would reject them. Never: an untested CA.
-//! A CA whose certificates nodes would reject is refused at once.
+//! In: PEM. Out: CAs whose certificates nodes accept, or the reason why nodes would reject them.
+//! Never: an untested CA. A CA whose certificates nodes would reject is refused at once.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -34,7 +34,7 @@ pub struct CertificateInfo {
     pub fingerprint: String,
     /// The subject's distinguished name, for display.
     pub subject: String,
-    /// The subject key identifier, in hex. Certificates that this CA issues carry it.
+    /// The subject key identifier, in hex. Certificates that this CA issues contain it.
     pub key: String,
     /// The start of validity, in seconds since 1970.
     pub from: i64,

@@ -291,8 +291,8 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// Checks that a TUN device of the same user captures the virtual addresses of names, and that no other user of the
-    /// node has names in the same prefix.
+    /// Checks that a TUN device of the same user captures the virtual addresses of names. Names of different users of a
+    /// node must not share a prefix.
     fn names(&mut self, node: &Node, at: usize, app: &App) {
         let catalog = self.catalog;
         let user = |app: &App| user_of_app(catalog, &self.key.name, app).ok();

@@ -2,9 +2,9 @@
 //! reachable.
 //!
 //! In: the distances to a service, and a node with its next hops. Out: other neighbours whose own path does not lead
-//! back, the best first: those that avoid all next hops, then the nearer ones. Never: an alternate of a node that is
-//! only an alternate itself, since its sessions have lost one path already. Never: an alternate for custody, which
-//! waits for its link.
+//! back, the best first: those that avoid all next hops, then the nearer ones.
+//! Never: an alternate of a node that is only an alternate itself, since its sessions have lost one path already.
+//! Never: an alternate for custody, which waits for its link.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -18,8 +18,8 @@ use super::service_path::Hop;
 use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Name, Program};
 
-/// The maximum number of alternates of a node for one service. Each of them, and the nodes after it, must know the
-/// service's users.
+/// The maximum number of alternates of a node for one service. The limit exists because each alternate, and the nodes
+/// after it, have the service's users in their documents.
 const MAX_ALTERNATES: usize = 3;
 
 /// The alternates for one service.
@@ -69,8 +69,8 @@ impl<'a> Alternates<'a> {
         matches!(self.offer, ServiceOrNetwork::Service(service) if service.custody.is_some())
     }
 
-    /// True if sessions can go from one node to the other. An Envoy keeps no reverse connection and accepts none, and
-    /// it does not forward packets.
+    /// True if sessions can go from one node to the other. An Envoy neither dials nor accepts reverse connections, and
+    /// it does not forward IP packets.
     fn joins(&self, from: &Name, to: &Name) -> bool {
         let Some((here, there)) = self.catalog.node(from).zip(self.catalog.node(to)) else { return false };
         let has_envoy = [here, there].iter().any(|node| node.runs == Program::Envoy);

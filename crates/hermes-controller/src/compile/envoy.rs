@@ -1,7 +1,7 @@
 //! Envoy as a standalone node: a node document as xDS resources of a stock Envoy.
 //!
-//! In: the document that a Hermes node would run in the Envoy's place. Out: the listener, the routes and the clusters that
-//! make Envoy do the same.
+//! In: the document that a Hermes node would run instead of the Envoy. Out: the listener, the routes and the clusters
+//! with which Envoy behaves in the same way.
 //! Never: a part of the document left out silently. A part that Envoy does not support is a problem of the document,
 //! reported before the document is applied.
 //!

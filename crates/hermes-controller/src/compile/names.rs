@@ -13,8 +13,8 @@ use super::service_path::Hop;
 use crate::catalog::{ServiceOrNetwork, addresses, on_the_wire, user_of_app};
 use crate::document::{App, AppProtocol, Key, Name, Node};
 
-/// Returns the prefixes of virtual addresses that a device captures: those of the `dns` apps of its user, if the device
-/// has an address of the same IP version.
+/// Returns the prefixes of virtual addresses that a device captures. They are those of the `dns` apps of its user, if
+/// the device has an address of the same IP version.
 pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) -> Vec<Prefix> {
     let user_of = |app: &App| user_of_app(&plan.catalog, name, app).ok();
     let own = |app: &&App| app.protocol == AppProtocol::Dns && user_of(app) == user_of(device);

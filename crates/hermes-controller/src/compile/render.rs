@@ -164,7 +164,7 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
 }
 
 /// Puts the service with fewer users first, among services that match the same sessions. Other services keep their
-/// order, so that a service that the node does not know never changes its document.
+/// order, so that a service without a route at the node never changes its document.
 fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
     let audience = |key: &Key| plan.paths.get(key).map_or(usize::MAX, |path| path.audience);
     for at in 1..routes.len() {
@@ -188,8 +188,8 @@ fn hops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'
     services.filter_map(move |key| Some((key, plan.paths.get(key)?.hops.get(name)?)))
 }
 
-/// The order of services, the most specific first: exact names before wildcards, short wildcards last; then services
-/// with a path before those without, then those with a method.
+/// The order of services, the most specific first: exact names before wildcards, short wildcards last. Among equal
+/// names, services with a path come before those without, then those with a method.
 type Generality = (bool, usize, bool, usize, bool);
 
 fn generality(service: &Service, key: &Key) -> Generality {
@@ -286,8 +286,8 @@ struct Upstreams<'a> {
     /// Neighbours that send sessions to this node but do not dial it. This node dials a reverse connection to each.
     uplinks: Vec<Name>,
     /// For each set of next hops, the alternates that come first in order among its services. The name of their
-    /// upstream does not contain the alternates, so that the name, and state that the node stores by name, survives a
-    /// change of alternates.
+    /// upstream does not contain the alternates, so that state which the node stores by name survives a change of
+    /// alternates.
     first: BTreeMap<BTreeSet<Name>, Vec<Name>>,
     all: BTreeMap<String, Upstream>,
 }
@@ -312,7 +312,8 @@ impl<'a> Upstreams<'a> {
     fn of(&mut self, next: &BTreeSet<Name>, alternates: &[Name]) -> String {
         let joined = |names: &mut dyn Iterator<Item = &Name>| names.map(Name::as_str).collect::<Vec<_>>().join("+");
         let mut name = joined(&mut next.iter());
-        // Reverse connections belong to an upstream without alternates; its name never collides with one that has some.
+        // Reverse connections belong to an upstream without alternates, whose name never equals that of an upstream
+        // with alternates.
         if !alternates.is_empty() {
             let is_first = self.first.get(next).is_some_and(|first| first == alternates);
             name = format!("{name}|{}", if is_first { "*".to_owned() } else { joined(&mut alternates.iter()) });

@@ -1,7 +1,7 @@
 //! Enrolment of nodes and their certificates.
 //!
 //! In: requests of operators for tokens, and requests of nodes that have one. Out: certificates, and log entries that
-//! say which node enrolled, how and when.
+//! record which node enrolled, how and when.
 //! Never: two nodes enrolled by one token, at any number of controllers.
 
 use std::time::{Duration, SystemTime};
@@ -202,8 +202,8 @@ impl Controller {
         Ok((certificate, view.state.trust().map_err(ApplyError::Denied)?))
     }
 
-    /// Revocation lists of each trusted CA (PEM). Empty if no key is revoked, or if one CA may not sign lists, because
-    /// a client that has one list demands a list of every CA.
+    /// Revocation lists of each trusted CA (PEM). Empty if no key is revoked. Also empty if one CA may not sign lists,
+    /// because a client that has one list demands a list of every CA.
     pub(crate) fn revocations(&self, view: &StateView) -> String {
         let mut keys = view.state.catalog.revoked().map(|one| &*one.key).peekable();
         if keys.peek().is_none() {

@@ -2,8 +2,9 @@
 //! have run a later revision.
 //!
 //! In: revocations and revisions that nodes stored, each with a proof that a controller of this overlay made. Out:
-//! recovered revocations, and whether documents are withheld from nodes. Never: a report accepted without proof.
-//! Otherwise any node could revoke all others, or make the controller withhold documents.
+//! recovered revocations, and whether documents are withheld from nodes.
+//! Never: a report accepted without proof. Otherwise any node could revoke all others, or make the controller withhold
+//! documents.
 //!
 //! Nodes keep their documents until an operator confirms the content of the store, or each enrolled node has reported
 //! the revocations that it stores. Otherwise, a key that was revoked after the backup would be accepted again.

@@ -1,6 +1,6 @@
 //! Certificates of operators and of administrators of providers.
 //!
-//! In: requests for certificates, and names to dismiss. Out: certificates, and log entries that say which key may
+//! In: requests for certificates, and names to dismiss. Out: certificates, and log entries that record which key may
 //! change which documents until when. A certificate alone makes nobody an operator.
 //! Never: a decision whether the caller is entitled; the API decides that.
 

@@ -1,6 +1,6 @@
 //! CA rotation, and the seal of CA keys.
 //!
-//! In: a new CA, and decisions of operators. Out: log entries that say which CAs are trusted and which one signs.
+//! In: a new CA, and decisions of operators. Out: log entries that record which CAs are trusted and which one signs.
 //! Never: a check whether all nodes are ready; the caller has done that. This file checks that the step is the next
 //! one.
 
@@ -109,7 +109,8 @@ impl Controller {
             let authority = self.opened(signing(view)?)?;
             let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
             if let Err(why) = next.is_believed_by(&proof, &authority, SystemTime::now()) {
-                // Connected nodes get the new root directly and need no cross-certificate.
+                // The rotation proceeds, because connected nodes receive the new root directly and need no
+                // cross-certificate.
                 tracing::warn!(
                     "peers that trust only the old CA reject the new one's certificates: nodes that stay \
                      disconnected until the rotation ends must enrol again, and operators need new files ({why})"

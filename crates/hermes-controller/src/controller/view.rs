@@ -67,8 +67,8 @@ impl StateView {
         let Some(waved) = &self.state.rollout else {
             return Rollout::begin(earlier, (&self.plan, plan), touched, self.state.revision);
         };
-        // The earlier documents are derived from the current ones, so that a controller that starts now gets the same
-        // rollout.
+        // The earlier documents are derived from the current ones, so that a controller that starts now computes the
+        // same rollout.
         let mut catalog = plan.catalog().clone();
         for before in &waved.before {
             match &before.resource {

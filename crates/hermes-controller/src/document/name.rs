@@ -1,7 +1,7 @@
 //! Names of documents, and references to them.
 //!
-//! In: text. Out: a name that is safe in file names, URIs and headers; or a reference with an optional provider. Never:
-//! host names. Applications address services by authorities, which follow other rules.
+//! In: text. Out: a name that is safe in file names, URIs and headers; or a reference with an optional provider.
+//! Never: host names. Applications address services by authorities, which follow other rules.
 
 use std::fmt;
 use std::str::FromStr;

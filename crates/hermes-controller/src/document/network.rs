@@ -24,7 +24,7 @@ pub struct Network {
     pub timeout: Timeout,
 }
 
-/// A node with a device that carries packets of this network.
+/// A gateway: a node that forwards packets of the network through a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Gateway {

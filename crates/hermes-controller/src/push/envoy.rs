@@ -1,7 +1,8 @@
 //! xDS for Envoys: the resources of a node, sent in an order in which no request lacks its cluster.
 //!
 //! In: streams of Envoys, authenticated by their certificates. Out: xDS responses, and a status report as for any other
-//! node. Never: another node's resources.
+//! node.
+//! Never: another node's resources.
 //!
 //! | file | contents |
 //! |---|---|

@@ -161,7 +161,7 @@ impl Push {
                         .filter(|status| status.tried < of || !status.refused.is_empty() || !is_latest(node, status));
                     let reason = status.filter(|status| status.tried >= of && !status.refused.is_empty());
                     if let Some(NodeStatus { refused: reason, .. }) = reason {
-                        refused = Err(format!("node {node} refused it: {reason}"));
+                        refused = Err(format!("node {node} refused the change: {reason}"));
                     }
                     status.is_some() && reason.is_none()
                 });

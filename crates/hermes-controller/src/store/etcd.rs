@@ -1,7 +1,8 @@
 //! The store for several controllers: etcd, over its gRPC API (v3).
 //!
-//! In: the addresses of etcd's members. Out: a log that any number of controllers append to. Never: an entry twice. If
-//! the response to an append is lost, the controller reads the store to determine the outcome.
+//! In: the addresses of etcd's members. Out: a log that any number of controllers append to.
+//! Never: an entry twice. If the response to an append is lost, the controller reads the store to determine the
+//! outcome.
 
 mod message;
 mod status;

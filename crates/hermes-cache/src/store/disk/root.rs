@@ -92,7 +92,7 @@ impl Root {
             }
             let Some(gone) = self.set_apart(&entry.path()) else { continue };
             remove_ours(&gone);
-            // A folder that holds foreign files gets its name back.
+            // A folder with foreign files is renamed back.
             if gone.exists() {
                 let _ = fs::rename(&gone, entry.path());
                 tracing::warn!(path = %entry.path().display(), "foreign files in the cache directory; not removed");

@@ -1,7 +1,7 @@
 //! The listener of an Envoy for other nodes.
 //!
-//! In: the listeners of a node document. Out: one listener: HTTP/2 over TLS, for nodes of this overlay. Never: the
-//! check of user claims. The routes have it, because they change without closing connections.
+//! In: the listeners of a node document. Out: one listener: HTTP/2 over TLS, for nodes of this overlay.
+//! Never: the check of user claims. The routes have it, because they change without closing connections.
 
 use std::collections::BTreeMap;
 

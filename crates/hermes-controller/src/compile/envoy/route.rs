@@ -1,9 +1,10 @@
 //! Routes of an Envoy, and the check of user claims.
 //!
 //! In: the routes and users of a node document. Out: one route configuration. A request's user selects the routes of
-//! that user, in the document's order; the first match wins. Before that a filter checks whether the sender may claim
-//! that user, by the table "Trust" of the reference; a request without a claim has no user. Never: a user claim that
-//! neither the sender's certificate nor the document permits, because the next nodes accept an Envoy's claims.
+//! that user, in the document's order; the first match wins. Before that, a filter checks whether the sender may claim
+//! that user, by the table "Trust" of the reference. A request without a claim has no user.
+//! Never: a user claim that neither the sender's certificate nor the document permits, because the next nodes accept an
+//! Envoy's claims.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

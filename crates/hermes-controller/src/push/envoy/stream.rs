@@ -1,8 +1,8 @@
 //! Both variants of xDS on the controller's port: delta, and state of the world.
 //!
 //! In: streams of Envoys, authenticated by their certificates. Out: each Envoy's own resources, whenever they change,
-//! and its status, as for any other node. Never: another node's resources, whatever an Envoy calls itself; or a stream
-//! that outlives the node's membership.
+//! and its status, as for any other node.
+//! Never: another node's resources, whatever an Envoy calls itself; or a stream that outlives the node's membership.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -116,7 +116,7 @@ async fn a_change_that_a_node_rejects_is_rolled_back_before_other_nodes() {
         .replace(&format!("bind: \"{}\"", fixture.socket(9444)), &format!("bind: \"{}\"", fixture.socket(9999)));
     let output = fixture.hermes(&["apply", "-f", "-"], &wrong);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("taken back: node b refused it"), "{text}");
+    assert!(text.contains("taken back: node b refused the change"), "{text}");
     assert_eq!(output.status.code(), Some(1));
     until("all run what was", || timeouts(&fixture) == ["1s", "1s", "1s"]).await;
     let get = fixture.hermes_ok(&["get", "Node/b"], "");
