@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// The reason why a reader of a shared fetch receives no more bytes.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The origin, or the connection to it, failed. This is the caller's own error.
+    /// The origin, or the connection to it, failed. The value is the error of the caller that fetched.
     #[error("{0}")]
     Origin(Arc<dyn StdError + Send + Sync>),
     /// The fetching task was dropped before it received the head of the response.

@@ -136,7 +136,7 @@ impl Drop for FlightOwner {
     fn drop(&mut self) {
         if !self.is_open {
             self.cache.land(&self.key, &self.flight);
-            // Readers that have joined meanwhile would wait forever.
+            // The fetch is ended, because readers that have joined meanwhile would otherwise wait forever.
             let gone = FetchError::Abandoned;
             let _ = self.flight.finish(Err(gone));
         }
@@ -334,7 +334,7 @@ impl Cache {
     }
 }
 
-/// Methods of the disk tier.
+/// Methods that the disk tier calls, and those that read from it.
 impl Cache {
     /// Records that a response is in a file. Returns the present head of the response, which may be newer than the
     /// file's. Returns `None` if the response is no longer stored, so that the file is useless.

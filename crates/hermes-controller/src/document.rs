@@ -43,7 +43,7 @@ pub enum Kind {
     Network,
     /// A user, and the user's nodes.
     User,
-    /// Several users.
+    /// A named set of users.
     Group,
 }
 

@@ -121,7 +121,7 @@ impl NodeStatuses {
             self.entries.iter().filter(|(_, entry)| entry.own.is_there()).map(|(node, _)| node.clone()).collect();
     }
 
-    /// Records what another controller publishes.
+    /// Records the status that other controllers publish.
     pub(crate) fn hear(&mut self, heard: StatusEvent) {
         match heard {
             StatusEvent::Snapshot(words) => {

@@ -256,7 +256,7 @@ pub struct State {
     pub is_unconfirmed: bool,
     /// The last revision that a node ran and the store has lost.
     pub behind: Revision,
-    /// The rollout in waves.
+    /// The rollout in waves that is in progress.
     pub rollout: Option<Arc<WavedRollout>>,
     /// The owners who wait for their turn.
     pub turns: Arc<RolloutQueue>,
@@ -446,7 +446,7 @@ impl State {
         serde_json::to_vec(&base).unwrap_or_default()
     }
 
-    /// Reads a base of this revision.
+    /// Restores the state from a base, which is the state saved at this revision.
     ///
     /// # Errors
     /// The text is not a base of this version.

@@ -37,7 +37,7 @@ pub(super) struct ApplyOptions {
     dry_run: bool,
     /// Fails if a document of the request changed after this revision.
     since: Option<Revision>,
-    /// Milliseconds to wait for nodes.
+    /// The maximum time to wait for nodes, in milliseconds.
     #[serde(default)]
     wait: u64,
     /// Sends the change to all nodes at once instead of in waves.

@@ -57,7 +57,7 @@ fn standing(view: &StateView, name: &Name, document: &document::Node, status: &N
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NodeOptions {
-    /// Milliseconds to wait for a number of sessions other than `sessions`.
+    /// The maximum time to wait until the number of sessions differs from `sessions`, in milliseconds.
     #[serde(default)]
     wait: u64,
     sessions: Option<u64>,

@@ -15,7 +15,7 @@ use crate::store::Revision;
 /// The maximum number of names that an Envoy may request of a type.
 const MAX_NAMES: usize = 50_000;
 
-/// Types of resources.
+/// The types of xDS resources that the controller serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Clusters,
