@@ -16,7 +16,8 @@ pub const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
 /// `Content-Digest` (RFC 9530).
 pub const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
 
-/// The fields of a request that a cache answers by itself.
+/// The preconditions that a cache evaluates itself: `If-None-Match`, `If-Modified-Since` and `If-Range` (RFC 9110,
+/// section 13.1).
 #[derive(Clone, Debug, Default)]
 pub struct Conditions {
     none_match: Vec<HeaderValue>,
@@ -25,7 +26,7 @@ pub struct Conditions {
 }
 
 impl Conditions {
-    /// The conditions of a request.
+    /// Reads the preconditions from the fields of a request.
     pub fn of(headers: &HeaderMap) -> Self {
         Self {
             none_match: headers.get_all(IF_NONE_MATCH).iter().cloned().collect(),
@@ -34,12 +35,12 @@ impl Conditions {
         }
     }
 
-    /// Whether the client makes the response depend on its copy.
+    /// Whether the request has `If-None-Match` or `If-Modified-Since`.
     pub fn are_there(&self) -> bool {
         !self.none_match.is_empty() || self.modified_since.is_some()
     }
 
-    /// Whether the client's copy is current, so that the response is 304.
+    /// Whether the client already has the representation that `head` describes, so that the response is 304.
     pub fn are_met(&self, head: &Head) -> bool {
         if !self.none_match.is_empty() {
             let tag = head.headers.get(ETAG);
@@ -49,21 +50,21 @@ impl Conditions {
             });
         }
         let Some(since) = self.modified_since.as_ref().and_then(seconds_of_date) else { return false };
-        // Without `Last-Modified`, the response's `Date` is the latest possible change; the client's date must not be
-        // earlier.
+        // Without `Last-Modified`, `Date` is compared, because the representation changed no later than that.
         match instant(&head.headers, &LAST_MODIFIED) {
             Some(changed) => changed <= since,
             None => instant(&head.headers, &DATE).is_some_and(|sent| sent <= since),
         }
     }
 
-    /// Whether `If-Range` lets the client have a part: it names this representation (RFC 9110, section 13.1.5).
+    /// Whether the client may receive a 206: `If-Range` is absent, or its validator matches `head` (RFC 9110, section
+    /// 13.1.5).
     pub fn want_part(&self, head: &Head) -> bool {
         let Some(of) = &self.range else { return true };
         if of.as_bytes().starts_with(b"\"") {
             return head.strong_etag() == Some(of);
         }
-        // A date is a strong validator only if the response was sent at least a second after the change.
+        // A date is a strong validator only if `Date` is at least a second later than it (RFC 9110, section 8.8.2.2).
         let is_strong = || {
             let changed = instant(&head.headers, &LAST_MODIFIED);
             changed.zip(instant(&head.headers, &DATE)).is_some_and(|(changed, sent)| changed < sent)
@@ -95,19 +96,19 @@ fn tags(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The part of a tag that weak comparison uses.
+/// Returns an entity tag without `W/`, because weak comparison ignores that prefix (RFC 9110, section 8.8.3.2).
 fn opaque(tag: &[u8]) -> &[u8] {
     tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
-/// The fields of a validation request.
+/// Returns the conditions of a validation request, made from the validators of a stored response.
 pub fn validators(head: &Head) -> Vec<(HeaderName, HeaderValue)> {
     let one = |from: &HeaderName, to: HeaderName| head.headers.get(from).map(|value| (to, value.clone()));
     [one(&ETAG, IF_NONE_MATCH), one(&LAST_MODIFIED, IF_MODIFIED_SINCE)].into_iter().flatten().collect()
 }
 
-/// Updates a stored head from a 304, from a 206 that completes the content, or from a 200 to HEAD. Returns `None` if
-/// the response describes another representation.
+/// Returns a stored head, updated with the fields `by`. These come from a 304, a 206 that completes the content, or a
+/// 200 to a HEAD request. Returns `None` if they describe another representation, or change `Vary`.
 pub fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
     if is_of_another(&head.headers, by) {
         return None;
@@ -138,8 +139,9 @@ pub fn freshened(head: &Head, by: &HeaderMap, times: Times) -> Option<Head> {
     Some(fresh)
 }
 
-/// Whether a response describes another representation (RFC 9111, section 4.3.4): by its entity tag, or without one by
-/// its date. A strong tag that was not part of the validation names an unknown representation.
+/// Whether a response with the fields `by` describes another representation than the stored fields `own` (RFC 9111,
+/// section 4.3.4). Entity tags are compared, or `Last-Modified` if there is no entity tag. If only `by` has an entity
+/// tag and it is strong, it names another representation unless `Last-Modified` is the same.
 fn is_of_another(own: &HeaderMap, by: &HeaderMap) -> bool {
     let tags = (own.get(ETAG), by.get(ETAG));
     match tags {
@@ -151,7 +153,8 @@ fn is_of_another(own: &HeaderMap, by: &HeaderMap) -> bool {
     }
 }
 
-/// Reduces headers to those of a 304: they identify the representation and its freshness.
+/// Removes the fields that a 304 omits: those that describe the content, and `Last-Modified` beside an entity tag (RFC
+/// 9110, section 15.4.5).
 pub fn not_modified(headers: &mut HeaderMap) {
     let has_tag = headers.contains_key(ETAG);
     let names: Vec<HeaderName> = headers.keys().cloned().collect();

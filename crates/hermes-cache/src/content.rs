@@ -1,4 +1,4 @@
-//! The bytes of a representation, complete or in runs, and their cost in memory.
+//! The stored bytes of a representation, complete or as runs (ranges without gaps), and the memory that they use.
 //!
 //! In: chunks. Out: slices, missing ranges, and the combination of two contents (RFC 9111, section 3.4). A chunk counts
 //! as used memory as long as a slice of it exists, in the store or on its way to a slow client. An evicted chunk that
@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
 
-/// Maximum runs of an object. Each run costs time at every request.
+/// Maximum number of runs (ranges without gaps) of a stored response. A request searches all of them.
 pub const MAX_RUNS: usize = 64;
-/// Estimated overhead of a chunk. It counts, so that a client that fetches single bytes cannot exceed the limit.
+/// Estimated memory of a chunk besides its bytes. It is charged to the limit, because a client could otherwise exceed
+/// the limit by fetching single bytes.
 pub const CHUNK_COST: usize = 192;
-/// Length of a merged chunk.
+/// Maximum length, in bytes, of a chunk into which [`Content::gathered`] merges shorter ones.
 const GATHERED: usize = 64 << 10;
 
 /// A memory limit that several contents share.
@@ -31,7 +32,7 @@ impl Tier {
         Arc::new(Self { used: AtomicU64::new(0), most, gauge })
     }
 
-    /// Takes room for these bytes, if there is enough.
+    /// Reserves this many bytes. Returns `None` if that would exceed the limit.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Option<Charge> {
         let bytes = bytes as u64;
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.most);
@@ -41,7 +42,7 @@ impl Tier {
     }
 }
 
-/// Room that is released when this is dropped.
+/// Memory reserved in a [`Tier`], and released on drop.
 pub struct Charge {
     tier: Arc<Tier>,
     bytes: u64,
@@ -54,11 +55,11 @@ impl Drop for Charge {
     }
 }
 
-/// Bytes with the room that they use.
+/// Bytes, with the memory that is reserved for them.
 pub struct ChargedBytes {
-    /// The bytes, which may grow within the charge.
+    /// The bytes, which may grow up to the reservation.
     pub bytes: Vec<u8>,
-    /// The room that they take.
+    /// The reservation for the bytes.
     pub charge: Charge,
 }
 
@@ -69,14 +70,14 @@ impl AsRef<[u8]> for ChargedBytes {
 }
 
 impl ChargedBytes {
-    /// Converts the bytes to a chunk, which uses the room until its last slice is dropped.
+    /// Converts the bytes to a chunk, which holds the reservation until its last slice is dropped.
     pub fn into_chunk(self) -> Bytes {
         debug_assert!(self.charge.bytes >= self.bytes.len() as u64, "nothing is free");
         Bytes::from_owner(self)
     }
 }
 
-/// Consecutive chunks without a gap.
+/// A stored range without gaps, as consecutive chunks.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     start: u64,
@@ -91,12 +92,12 @@ impl Run {
         Self { start, ..Self::default() }
     }
 
-    /// The range of its bytes.
+    /// Returns the range of the representation that this run contains.
     pub fn range(&self) -> Range<u64> {
         self.start..self.end()
     }
 
-    /// The offset after its last byte.
+    /// Returns the offset after the last byte of the run.
     pub fn end(&self) -> u64 {
         self.ends.last().copied().unwrap_or(self.start)
     }
@@ -109,7 +110,7 @@ impl Run {
         }
     }
 
-    /// The rest of the chunk at this offset.
+    /// Returns the bytes from this offset to the end of the chunk that contains it. Returns `None` outside of the run.
     pub fn slice(&self, at: u64) -> Option<Bytes> {
         if at < self.start {
             return None;
@@ -165,7 +166,8 @@ impl StoredRanges {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
-    /// The range from the first to the last missing byte. The range is a single one, because one request must fetch it.
+    /// Returns the range from the first to the last missing byte of `range`, or `None` if no byte is missing. It is one
+    /// range, because a single request to the origin fetches it.
     pub fn missing(&self, range: &Range<u64>) -> Option<Range<u64>> {
         let holder = |at: u64| self.runs.iter().find(|run| run.contains(&at));
         let start = holder(range.start).map_or(range.start, |run| run.end);
@@ -182,7 +184,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Creates a content from runs in any order. If two overlap, the first one counts.
+    /// Creates a content from runs in any order. If two runs overlap, the bytes of the earlier item are used.
     pub fn new(runs: impl IntoIterator<Item = Run>, total: u64) -> Self {
         let mut this = Self { runs: Vec::new(), total };
         runs.into_iter().for_each(|run| this.add(&run));
@@ -207,7 +209,7 @@ impl Content {
         self.runs.extend(gaps.iter().map(|gap| run.within(gap)));
     }
 
-    /// The ranges that are present.
+    /// Returns the stored ranges.
     pub fn shape(&self) -> StoredRanges {
         StoredRanges { total: self.total, runs: self.runs.iter().map(Run::range).collect() }
     }
@@ -228,7 +230,7 @@ impl Content {
         chunks > 2 * MAX_RUNS + 2 * (self.shape().stored_bytes() / GATHERED as u64) as usize
     }
 
-    /// Merges the chunks. Returns `None` if there is no room for the copy.
+    /// Copies the bytes into longer chunks. `room` reserves memory for each chunk; if it fails, the result is `None`.
     pub fn gathered(&self, room: impl Fn(usize) -> Option<Charge>) -> Option<Self> {
         let mut runs = Vec::with_capacity(self.runs.len());
         for scattered in &self.runs {
@@ -251,14 +253,15 @@ impl Content {
         Some(Self { runs, total: self.total })
     }
 
-    /// The rest of the chunk at this offset.
+    /// Returns the bytes from this offset to the end of the chunk that contains it. Returns `None` if the byte is not
+    /// stored.
     pub fn slice(&self, at: u64) -> Option<Bytes> {
         let index = self.runs.partition_point(|run| run.start <= at).checked_sub(1)?;
         self.runs[index].slice(at)
     }
 }
 
-/// The parts of a gap outside of a known range.
+/// Returns the parts of `gap` before and after the range `known`; either may be empty.
 fn without(gap: Range<u64>, known: &Range<u64>) -> [Range<u64>; 2] {
     let before = gap.start..gap.end.min(known.start.max(gap.start));
     let behind = gap.start.max(known.end.min(gap.end))..gap.end;

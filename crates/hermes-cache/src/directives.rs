@@ -1,15 +1,15 @@
 //! Directives of `Cache-Control` and similar fields, in requests and responses.
 //!
-//! In: field lines. Out: directives. Malformed ones get the cautious meaning: an invalid lifetime counts as zero, and
-//! the shortest of several counts (RFC 9111, section 4.2.1).
+//! In: field lines. Out: directives. Malformed directives have the cautious meaning: an invalid lifetime counts as
+//! zero, and of several lifetimes the shortest counts (RFC 9111, section 4.2.1).
 
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 
-/// Maximum number of seconds, 68 years; larger ones count as this (RFC 9111, section 1.2.2).
+/// Maximum value of a directive, in seconds (68 years). Larger values are reduced to it (RFC 9111, section 1.2.2).
 const MAX_SECONDS: u64 = (1 << 31) - 1;
 
-/// A directive that may apply to single fields.
+/// The scope of `no-cache` or `private`, which may name single fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// The directive is absent.
@@ -50,7 +50,7 @@ pub struct Directives {
     pub stale_if_error: Option<u64>,
     /// `min-fresh`, in seconds.
     pub min_fresh: Option<u64>,
-    /// `max-stale`, in seconds; without a value it allows any staleness.
+    /// `max-stale`, in seconds; [`u64::MAX`] if the directive has no value, which allows any staleness.
     pub max_stale: Option<u64>,
 }
 
@@ -110,7 +110,7 @@ impl Scope {
             (_, Scope::All) => {}
             (Some(more), Scope::Fields(names)) => names.extend(more),
             (Some(names), Scope::None) => *self = Scope::Fields(names),
-            // An invalid list of fields applies to the whole response, which is the cautious reading.
+            // A directive with an invalid list of fields applies to the whole response, which is the cautious reading.
             (None, _) => *self = Scope::All,
         }
     }
@@ -130,7 +130,7 @@ pub fn seconds(value: &[u8]) -> Option<u64> {
     Some(value.iter().fold(0, add).min(MAX_SECONDS))
 }
 
-/// Splits a line into directives. A quoted string is a value, whatever it contains.
+/// Calls `take` with the name and value of each directive in a line. A quoted value may contain commas and `=`.
 fn each(mut line: &[u8], take: &mut impl FnMut(&[u8], Option<&[u8]>)) {
     loop {
         line = line.trim_ascii_start();
@@ -160,7 +160,7 @@ fn each(mut line: &[u8], take: &mut impl FnMut(&[u8], Option<&[u8]>)) {
     }
 }
 
-/// Splits a quoted string: the value, and the text after the closing quote.
+/// Splits text after an opening quote into the unescaped value and the text after the closing quote.
 fn unquote(text: &[u8]) -> (Vec<u8>, &[u8]) {
     let mut value = Vec::new();
     let mut at = 0;

@@ -1,19 +1,19 @@
-//! Errors of a fetch that several clients read.
+//! Errors of a shared fetch, whose response several clients read.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
 
-/// The reason why a reader of a fetch gets no more bytes; it is the same for all readers.
+/// The reason why a reader of a shared fetch receives no more bytes.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The origin, or the connection to it, failed. This is the caller's own error.
+    /// The origin, or the connection to it, failed. The value is the error of the caller that fetched.
     #[error("{0}")]
     Origin(Arc<dyn StdError + Send + Sync>),
-    /// The task that fetched was dropped before the head of the response came.
+    /// The fetching task was dropped before it received the head of the response.
     #[error("the shared fetch was abandoned; try again")]
     Abandoned,
     /// The reader was so slow that other readers waited for it, and the response is too large to be stored.
-    #[error("other clients waited for this one, and the response is too large for the cache")]
+    #[error("this client read so slowly that other clients waited, and the response is too large for the cache")]
     TooSlow,
 }
 

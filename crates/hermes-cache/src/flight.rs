@@ -1,11 +1,11 @@
 //! A response on its way from the origin, which several clients read while it arrives.
 //!
 //! In: chunks, from the task that fetches them. Out: the same chunks, to each reader at its own pace, and a signal that
-//! the head has arrived, for requests that wait for it. While the whole response is kept for the store, readers may be
-//! anywhere in it. If it becomes too large, the flight holds a window for its present readers, and accepts no more of
-//! them.
+//! the head has arrived, for requests that wait for it. While the whole response is retained for the store, a reader
+//! may be at any offset. If it becomes too large, the flight retains only a window for its present readers, and accepts
+//! no new ones.
 //!
-//! Never takes a lock of the store while it holds its own.
+//! Never: takes a lock of the store while it holds its own.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,16 +21,18 @@ use super::head::Head;
 use super::range::RequestedRanges;
 use crate::error::FetchError;
 
-/// Maximum distance between the first and the last reader of a response that is not stored.
+/// Window of a response that is not stored, in bytes. The fetch pauses once the received bytes are this far ahead of
+/// the slowest reader.
 pub const WINDOW: u64 = 512 << 10;
-/// Maximum distance between the received bytes and a new reader, which waits for them instead of fetching them itself.
+/// Maximum distance, in bytes, from the newest received byte to the offset of a new reader. A request for a later
+/// offset fetches itself, because it would wait too long.
 const MAX_JOIN_DISTANCE: u64 = 1 << 20;
 
-/// A fetch that others may join.
+/// A fetch from the origin that other requests may join as readers.
 pub struct Flight {
     /// The fields of the request that began the fetch, as they go to the origin.
     pub fields: HeaderMap,
-    /// The part that the request asked for.
+    /// The ranges that this request asked for.
     pub asked: RequestedRanges,
     settled: Notify,
     state: Mutex<State>,
@@ -38,9 +40,9 @@ pub struct Flight {
 
 #[derive(Default)]
 struct State {
-    /// The head has arrived, or the fetch has ended: nobody waits for it any longer.
+    /// The head has arrived, or the fetch has ended, so that no request waits for the head any longer.
     is_settled: bool,
-    /// The target was invalidated meanwhile.
+    /// The target was invalidated during the fetch, so that the response is not stored.
     is_forgotten: bool,
     open: Option<Open>,
 }
@@ -49,12 +51,12 @@ struct Open {
     head: Arc<Head>,
     /// The total length; `None` until the end if the origin does not send it.
     total: Option<u64>,
-    /// Bytes that were stored before.
+    /// Runs that were stored before the fetch.
     base: Vec<Run>,
     run: Run,
     /// The buffer after `run` that is being filled; its bytes can be read already.
     tail: Option<ChargedBytes>,
-    /// The end of the fetched range, if it is known.
+    /// The offset at which the fetched range ends; `None` if it is unknown.
     until: Option<u64>,
     is_kept: bool,
     ended: Option<Result<(), FetchError>>,
@@ -66,26 +68,26 @@ struct Open {
 struct Reader {
     at: u64,
     waker: Option<Waker>,
-    /// The reader was so slow that others waited for it.
+    /// The reader was disconnected, because it was so slow that other readers waited for it.
     is_cut: bool,
 }
 
-/// The head of a fetch, and the range that follows.
+/// The head of a fetched response, and the range that the fetch brings.
 pub struct FlightHead {
     /// The head of the response.
     pub head: Arc<Head>,
-    /// The length of the representation, if it is known.
+    /// The length of the representation; `None` if it is unknown.
     pub total: Option<u64>,
     /// Stored bytes that the fetch completes.
     pub base: Option<Arc<Content>>,
     /// The offset of the first fetched byte.
     pub start: u64,
-    /// The first byte after the fetched part, if that is known.
+    /// The offset after the fetched range; `None` if it is unknown.
     pub until: Option<u64>,
 }
 
 impl Flight {
-    /// Creates a fetch whose head has not come yet.
+    /// Creates a fetch whose head has not arrived yet.
     pub fn new(fields: HeaderMap, asked: RequestedRanges) -> Arc<Self> {
         Arc::new(Self { fields, asked, settled: Notify::new(), state: Mutex::default() })
     }
@@ -110,13 +112,13 @@ impl Flight {
         }
     }
 
-    /// Wakes everybody who waits for the head.
+    /// Wakes all requests that wait for the head.
     pub fn settle(&self) {
         self.lock().is_settled = true;
         self.settled.notify_waiters();
     }
 
-    /// Records the head.
+    /// Records the head, and wakes all requests that wait for it.
     pub fn open(&self, opening: FlightHead) {
         let FlightHead { head, total, base, start, until } = opening;
         let base = base.map_or_else(Vec::new, |base| base.runs().to_vec());
@@ -138,15 +140,15 @@ impl Flight {
         self.settle();
     }
 
-    /// The head and length, while others may join. A complete fetch can still be joined until the store has its
-    /// content, so that no request finds neither of them.
+    /// Returns the head and the length while other requests may join. A completed fetch accepts readers until the store
+    /// has its content, so that each request finds the fetch or the stored content.
     pub fn view(&self) -> Option<(Arc<Head>, Option<u64>)> {
         let state = self.lock();
         let open = state.open.as_ref().filter(|open| open.may_be_joined())?;
         Some((open.head.clone(), open.total))
     }
 
-    /// Joins as a reader of a range, or of everything. Returns `None` if the fetch will not have the range soon.
+    /// Adds a reader of `range`, or of the whole response. Returns `None` if the fetch does not bring that soon enough.
     pub fn join(self: &Arc<Self>, range: Option<&Range<u64>>) -> Option<FlightReader> {
         let mut state = self.lock();
         let open = state.open.as_mut().filter(|open| open.may_be_joined())?;
@@ -195,7 +197,8 @@ impl Open {
         }
     }
 
-    /// Whether nobody reads, and the rest is too much to fetch for later requests alone.
+    /// Whether the fetch should end: it has no reader, and too many bytes are missing to fetch them only for later
+    /// requests.
     fn is_deserted(&self) -> bool {
         let left = self.until.or(self.total).map(|end| end.saturating_sub(self.edge()));
         let is_worth_it = self.is_kept && left.is_some_and(|left| left <= WINDOW);
@@ -215,9 +218,10 @@ impl Open {
     }
 }
 
-/// Methods of the fetching task.
+/// Methods that the fetching task calls.
 impl Flight {
-    /// Appends as much as the buffer takes, and returns the rest, for which the caller provides another buffer.
+    /// Appends received bytes to the current buffer, which `room` replaces if it is given. Returns the bytes that do
+    /// not fit; the caller calls again with another buffer. A response that is not stored needs no buffer.
     pub fn push(&self, mut data: Bytes, room: Option<ChargedBytes>) -> Bytes {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Bytes::new() };
@@ -247,8 +251,8 @@ impl Flight {
         self.lock().is_forgotten
     }
 
-    /// Gives up storing the response: it is too large, or there is no room. Returns whether the store was still going
-    /// to keep it.
+    /// Stops retaining the response for the store, because it is outdated or too large, or memory is full. Returns
+    /// whether it was retained until now.
     pub fn give_up(&self) -> bool {
         let mut state = self.lock();
         state.open.as_mut().is_some_and(|open| {
@@ -258,8 +262,8 @@ impl Flight {
         })
     }
 
-    /// Ready if more may be read from the origin: the store will keep the response, or its readers are close. Returns
-    /// `Err` if nobody reads a response that is not stored.
+    /// Waits until more bytes may be read from the origin. If the response is not stored, its slowest reader must be
+    /// within [`WINDOW`]. Returns `Err` if the fetch has no reader and should end.
     pub fn poll_room(&self, cx: &Context<'_>) -> Poll<Result<(), ()>> {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return Poll::Ready(Err(())) };
@@ -274,17 +278,18 @@ impl Flight {
         Poll::Pending
     }
 
-    /// Ready once nobody reads any more, and the rest is not worth fetching.
+    /// Waits until the fetch has no reader, and its missing bytes are not worth fetching.
     pub fn poll_deserted(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.lock();
         let Some(open) = state.open.as_mut().filter(|open| !open.is_deserted()) else { return Poll::Ready(()) };
-        // The waker is set under the same lock as the check, because the last reader may leave at any moment on another
-        // thread.
+        // The waker is set under the same lock as the check, because another thread may drop the last reader at any
+        // moment.
         open.fetcher = Some(cx.waker().clone());
         Poll::Pending
     }
 
-    /// Disconnects the readers that others wait for. Returns their number.
+    /// Disconnects the readers in the first half of the window, if another reader has read all received bytes and waits
+    /// for them. Returns the number of disconnected readers.
     pub fn cut_laggards(&self) -> usize {
         let mut state = self.lock();
         let Some(open) = &mut state.open else { return 0 };
@@ -305,7 +310,8 @@ impl Flight {
         count
     }
 
-    /// Ends the fetch. Returns the content for the store, if it is kept and its length is known; it may be incomplete.
+    /// Ends the fetch. Returns the content for the store, which may be incomplete. Returns `None` if the response is
+    /// not stored, or its length is unknown.
     pub fn finish(&self, how: Result<(), FetchError>) -> Option<Content> {
         let mut state = self.lock();
         let open = state.open.as_mut()?;
@@ -330,7 +336,7 @@ pub struct FlightReader {
 }
 
 impl FlightReader {
-    /// The next bytes; `None` at the end.
+    /// Returns the next bytes; `None` at the end of the range.
     pub fn poll(&self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, FetchError>>> {
         let mut state = self.flight.lock();
         let Some(open) = &mut state.open else { return Poll::Ready(None) };

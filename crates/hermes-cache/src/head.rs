@@ -1,11 +1,12 @@
 //! The head of a stored response: its freshness, whether it may be stored, and which requests it may serve (RFC 9111,
 //! sections 3, 4.2 and 5.2; RFC 5861; RFC 8246; RFC 9213).
 //!
-//! In: status and fields of a response, fields of its request, times. Out: decisions. Pure; callers pass the time.
+//! In: status and fields of a response, fields of its request, times. Out: decisions on storage and use. Pure; callers
+//! pass the time.
 //!
-//! The crate `http-cache-semantics` (3.0.0) is not used. It reads directives out of quoted values, compares one line of
-//! a field that `Vary` names, and stores the request's head with each response. It supports neither partial content nor
-//! `stale-if-error` nor targeted fields.
+//! The crate `http-cache-semantics` (3.0.0) is not used. It reads directives out of quoted values, compares only one
+//! line of a field that `Vary` names, and stores the request's head with each response. It supports neither partial
+//! content nor `stale-if-error` nor targeted fields.
 
 use std::time::Duration;
 
@@ -15,12 +16,13 @@ use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use super::directives::{Directives, Scope, seconds};
 use super::key::Vary;
 
-/// Directives of the origin for shared caches (RFC 9213).
+/// `CDN-Cache-Control`: directives of the origin that apply to shared caches only (RFC 9213).
 const TARGETED: HeaderName = HeaderName::from_static("cdn-cache-control");
-/// Heuristic freshness: a tenth of the time since the last modification, at most a day.
+/// Heuristic freshness lifetime: a tenth of the time since the last modification, and at most a day, in seconds (RFC
+/// 9111, section 4.2.2).
 const GUESS_SHARE: u64 = 10;
 const MAX_GUESSED: u64 = 24 * 3600;
-/// Estimated overhead of a head.
+/// Estimated memory of a head besides its fields, in bytes.
 const HEAD_COST: usize = 512;
 
 /// Milliseconds of Unix time.
@@ -31,14 +33,14 @@ pub type Millis = u64;
 pub struct Times {
     /// When the request was sent.
     pub asked: Millis,
-    /// When the response arrived.
+    /// When the response was received.
     pub came: Millis,
 }
 
 /// The head of a stored response.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The status. For partial content it is 200; the content knows its ranges.
+    /// The status. It is 200 for a stored 206, because the content records which ranges are stored.
     pub status: StatusCode,
     /// The version of the response.
     pub version: Version,
@@ -46,9 +48,9 @@ pub struct Head {
     pub headers: HeaderMap,
     /// The request fields that the response depends on.
     pub vary: Vary,
-    /// When the response was requested and came.
+    /// When the response was requested and received.
     pub times: Times,
-    /// The rules of a shared cache apply.
+    /// True if the rules of a shared cache apply.
     pub shared: bool,
     says: Directives,
     /// Freshness lifetime in milliseconds, from the response's creation on.
@@ -57,7 +59,7 @@ pub struct Head {
     age: Option<u64>,
 }
 
-/// The use of a stored response for a request.
+/// The permitted use of a stored response for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Serve the response.
@@ -71,7 +73,8 @@ pub enum Use {
 }
 
 impl Head {
-    /// Creates a head without hop-by-hop fields. Returns `None` if `Vary` cannot be satisfied.
+    /// Creates the head of a received response. `request` has the fields of its request. Returns `None` if `Vary` is
+    /// `*`, invalid or too long.
     pub fn new(
         status: StatusCode,
         version: Version,
@@ -88,7 +91,7 @@ impl Head {
         Some(Self::again(status, version, headers, vary, times, shared))
     }
 
-    /// Recreates a head whose `Vary` was evaluated before.
+    /// Creates a head whose `Vary` has been parsed before, such as one read from disk.
     pub fn again(
         status: StatusCode,
         version: Version,
@@ -113,7 +116,7 @@ impl Head {
         }
         let sent = instant(&self.headers, &DATE).unwrap_or(self.times.came / 1000);
         if self.headers.contains_key(EXPIRES) && !is_targeted {
-            // An invalid date counts as one in the past.
+            // An invalid `Expires` is a time in the past (RFC 9111, section 5.3).
             return instant(&self.headers, &EXPIRES).map_or(0, |end| end.saturating_sub(sent));
         }
         if !(is_understood(self.status) || self.says.public) {
@@ -137,7 +140,7 @@ impl Head {
         Some(apparent.max(corrected))
     }
 
-    /// The present age in milliseconds; `None` if it is unknown.
+    /// Returns the age at `now` in milliseconds; `None` if the `Age` field of the response is invalid.
     pub fn age_at(&self, now: Millis) -> Option<u64> {
         self.age.map(|age| age + now.saturating_sub(self.times.came))
     }
@@ -152,7 +155,7 @@ impl Head {
         self.age_at(now).is_some_and(|age| age < self.lifetime)
     }
 
-    /// Time since the response became stale, in milliseconds; the maximum if the age is unknown.
+    /// Returns the time since the response became stale, in milliseconds; [`u64::MAX`] if the age is unknown.
     fn staleness(&self, now: Millis) -> u64 {
         self.age_at(now).map_or(u64::MAX, |age| age.saturating_sub(self.lifetime))
     }
@@ -183,7 +186,7 @@ impl Head {
             if request.contains_key(AUTHORIZATION) && !is_public && !says.must_revalidate {
                 return Err("authorization");
             }
-            // A response with a cookie is meant for one user, unless it says otherwise.
+            // A response that sets a cookie is meant for one user, unless it has `public` or `s-maxage`.
             if self.headers.contains_key(SET_COOKIE) && !is_public {
                 return Err("set-cookie");
             }
@@ -203,7 +206,8 @@ impl Head {
         Ok(())
     }
 
-    /// Removes the fields that later clients must not receive.
+    /// Removes the fields that `no-cache` or, in a shared cache, `private` names, because later clients must not
+    /// receive them.
     pub fn strip(&mut self) {
         let mut names = Vec::new();
         if let Scope::Fields(fields) = &self.says.no_cache {
@@ -249,9 +253,9 @@ impl Head {
         !says.must_revalidate && !is_for_many && says.no_cache != Scope::All && self.age.is_some()
     }
 
-    /// Whether the stale response may be served after the origin failed. If no directive sets a limit, `unreachable` is
-    /// the permitted staleness without a path to the origin, which is allowed (RFC 9111, section 4.2.4). `None`: the
-    /// origin was reached and failed.
+    /// Whether the stale response may be served because the origin failed. `stale-if-error` limits the staleness.
+    /// Without it, the limit is `unreachable`, which applies only without a path to the origin (RFC 9111, section
+    /// 4.2.4). It is `None` if the origin was reached.
     pub fn may_stand_in(&self, request: &Directives, unreachable: Option<Duration>, now: Millis) -> bool {
         if !self.may_be_stale() || request.no_cache == Scope::All {
             return false;
@@ -289,20 +293,20 @@ fn is_understood(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 206 | 300 | 301 | 308 | 404 | 405 | 410 | 414 | 501)
 }
 
-/// A date field in seconds of Unix time. Two lines count as none.
+/// Returns a date field in seconds of Unix time; `None` if it is absent, invalid or repeated.
 pub fn instant(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     let mut lines = headers.get_all(name).iter();
     let (first, second) = (lines.next()?, lines.next());
     second.is_none().then_some(first).and_then(seconds_of_date)
 }
 
-/// A date in seconds of Unix time, in any of the three formats.
+/// Parses a date in any of the three HTTP formats (RFC 9110, section 5.6.7) to seconds of Unix time.
 pub fn seconds_of_date(value: &HeaderValue) -> Option<u64> {
     let time = httpdate::parse_http_date(value.to_str().ok()?).ok()?;
     Some(time.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
-/// A time as the value of a date field.
+/// Formats a time as the value of a date field.
 pub fn date(millis: Millis) -> HeaderValue {
     let text = httpdate::fmt_http_date(std::time::UNIX_EPOCH + Duration::from_millis(millis));
     HeaderValue::try_from(text).unwrap_or_else(|_| unreachable!("words and numbers"))

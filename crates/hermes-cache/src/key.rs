@@ -14,10 +14,10 @@ use http::{HeaderMap, Uri};
 /// Maximum number of fields in `Vary`. A response with more would hardly match a second request.
 const MAX_FIELDS: usize = 16;
 
-/// The target of a request.
+/// The target of a request: its URI, and in a private cache its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The user, in a cache that keeps users apart.
+    /// The user of a private cache; `None` in a shared cache, or if the user is unknown.
     user: Option<Arc<str>>,
     scheme: Scheme,
     authority: Authority,
@@ -25,12 +25,12 @@ pub struct Target {
 }
 
 impl Target {
-    /// Creates a target. `user` is set if the cache keeps users apart.
+    /// Creates a target. `user` is `None` in a shared cache.
     pub fn new(scheme: Scheme, authority: Authority, path: PathAndQuery, user: Option<Arc<str>>) -> Self {
         Self { user, scheme, authority, path }
     }
 
-    /// A unique key. The length prefix marks the end of the user name, which may hold any character.
+    /// Returns a unique key. The length of the user name precedes it, because the name may contain any character.
     pub fn key(&self) -> Arc<str> {
         let mut key = String::with_capacity(64);
         if let Some(user) = &self.user {
@@ -40,8 +40,8 @@ impl Target {
         key.into()
     }
 
-    /// Resolves a reference in a response, such as `Location`. Returns `None` for another origin, because a response
-    /// may not invalidate its URIs (RFC 9111, section 4.4).
+    /// Resolves a URI reference in a response, such as `Location`, to a target. Returns `None` for another origin,
+    /// because a response must not invalidate targets of other origins (RFC 9111, section 4.4).
     pub fn named(&self, reference: &str) -> Option<Self> {
         let reference = reference.split('#').next().unwrap_or_default();
         let path = if let Some(rest) = reference.strip_prefix("//") {
@@ -71,12 +71,12 @@ impl Target {
     }
 }
 
-/// The request fields that selected a response, with their values.
+/// The request fields that selected a response, with their values; `None` if the request lacks a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vary(pub Vec<(HeaderName, Option<String>)>);
 
 impl Vary {
-    /// Reads `Vary`. Returns `None` for `*`, or for too many fields.
+    /// Reads the fields that `Vary` names from `request`. Returns `None` for `*`, an invalid name, or too many fields.
     pub fn of(response: &HeaderMap, request: &HeaderMap) -> Option<Self> {
         let mut names = Vec::new();
         for line in response.get_all(VARY) {
@@ -116,7 +116,8 @@ impl Vary {
     }
 }
 
-/// A field's value in a request: lines joined, and whitespace around commas removed, as RFC 9111, section 4.1 allows.
+/// Returns a field's value in a request, normalized as RFC 9111, section 4.1 allows: lines are joined, and whitespace
+/// around commas is removed.
 fn said(request: &HeaderMap, name: &HeaderName) -> Option<String> {
     if !request.contains_key(name) {
         return None;

@@ -2,14 +2,14 @@
 //!
 //! In: the head of a request as it would go to the origin, and the responses that come from there. Out: whether a
 //! stored response may be used, its bytes, and the clients that wait for the same fetch. Never: a socket, a session, or
-//! a response for one user to another one. The caller, `hermes-proxy`, sends requests to the origin.
+//! a response for one user sent to another user. The caller, `hermes-proxy`, sends requests to the origin.
 //!
 //! A *target* is a URI, in a private cache together with its user. A *variant* is one of its stored responses, selected
 //! by the fields of `Vary`. A *run* is a stored range without gaps. A *flight* is a fetch that several clients share.
 //!
 //! The modules [`lookup`], [`head`], [`key`], [`range`], [`conditional`], [`directives`] and [`content`] are pure.
-//! [`store`] holds the responses of a route in memory, [`store::disk`] keeps them over a restart, [`flight`] shares a fetch
-//! among clients, and [`registry`] has the cache of each route.
+//! [`store`] has the responses of a route in memory, and [`store::disk`] stores them across restarts. [`flight`] shares
+//! a fetch among clients. [`registry`] has the cache of each route.
 
 pub mod conditional;
 pub mod content;

@@ -33,7 +33,7 @@ pub struct RequestHead {
     pub fields: HeaderMap,
 }
 
-/// A request to the cache.
+/// A request as the cache sees it: its key and its parsed fields.
 pub struct CacheLookup {
     /// The target of the request.
     pub target: Target,
@@ -45,23 +45,23 @@ pub struct CacheLookup {
     pub says: Directives,
     /// True for HEAD.
     pub is_head: bool,
-    /// The requested range.
+    /// The requested ranges; the whole representation for HEAD.
     pub asked: RequestedRanges,
     /// The conditions of the request.
     pub conditions: Conditions,
-    /// The rules of a shared cache apply to the response.
+    /// True if the rules of a shared cache apply to the response.
     pub shared: bool,
-    /// The request may read the fetch of another one, and others may read its own.
+    /// True if the request may join another request's fetch, and other requests may join its fetch.
     pub may_join: bool,
 }
 
-/// A joined fetch: the reader, the head, and the length if it is known.
+/// A joined fetch: the reader, the head, and the length of the representation; `None` if it is unknown.
 pub type Joined = (FlightReader, Arc<Head>, Option<u64>);
 
 impl CacheLookup {
-    /// Creates a lookup. `user` is set in a cache that keeps users apart.
+    /// Creates a lookup. `user` is `None` if the client is unknown; a shared cache ignores it.
     pub fn new(head: RequestHead, is_shared: bool, user: Option<Arc<str>>) -> Self {
-        // Requests without a user are served as those of a shared cache.
+        // Without a user, the rules of a shared cache apply.
         let shared = is_shared || user.is_none();
         let RequestHead { method, scheme, authority, path, fields } = head;
         let target = Target::new(scheme, authority, path, user.filter(|_| !is_shared));
@@ -81,7 +81,7 @@ impl CacheLookup {
         }
     }
 
-    /// Whether the response of another client's fetch may serve this request. A client that demands revalidation would
+    /// Whether the request may wait for the head of another request's fetch. A client that demands revalidation would
     /// wait in vain, because the earlier fetch is too old for it. HEAD does not wait either, because it is served only
     /// from a complete response.
     pub fn may_wait(&self) -> bool {
@@ -93,7 +93,7 @@ impl CacheLookup {
         self.fields.contains_key(IF_MATCH) || self.fields.contains_key(IF_UNMODIFIED_SINCE)
     }
 
-    /// The part of a response that the client gets.
+    /// Returns the part of the representation that the response to this request contains.
     pub fn requested_range(&self, head: &Head, total: u64) -> Resolved {
         if head.status != StatusCode::OK || !self.conditions.want_part(head) {
             return Resolved::Whole;
@@ -101,17 +101,17 @@ impl CacheLookup {
         self.asked.resolve(total)
     }
 
-    /// Whether the client's copy is current.
+    /// Whether the response is 304, because the client's copy is current.
     pub fn is_met(&self, head: &Head) -> bool {
         head.status == StatusCode::OK && self.conditions.are_there() && self.conditions.are_met(head)
     }
 
-    /// Whether the stored bytes suffice.
+    /// Whether the stored ranges `shape` suffice to serve the request.
     pub fn is_served_by(&self, head: &Head, shape: &StoredRanges) -> bool {
         self.is_head || self.is_met(head) || shape.covers(&self.wanted(head, shape.total))
     }
 
-    /// The bytes that the request needs.
+    /// Returns the range of bytes that the response to this request contains.
     pub fn wanted(&self, head: &Head, total: u64) -> Range<u64> {
         match self.requested_range(head, total) {
             Resolved::Whole => 0..total,
@@ -120,7 +120,7 @@ impl CacheLookup {
         }
     }
 
-    /// Joins a fetch of another client, if that may serve this request.
+    /// Joins another request's fetch; `None` if its response may not serve this request.
     pub fn join(&self, flight: &Arc<Flight>, now: Millis) -> Option<Joined> {
         let (head, total) = flight.view()?;
         if self.is_head || !head.vary.is_met_by(&self.fields) || head.usability(&self.says, now) != Use::Fresh {

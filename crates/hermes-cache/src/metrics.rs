@@ -15,7 +15,7 @@ pub struct CacheMetrics {
     pub revalidated: Counter,
     /// Stale responses that were served.
     pub stale: Counter,
-    /// Requests that shared the fetch of another one.
+    /// Requests that shared another request's fetch.
     pub collapsed: Counter,
     /// Requests that the cache does not handle.
     pub bypassed: Counter,
@@ -27,7 +27,7 @@ pub struct CacheMetrics {
     pub evictions_memory: Counter,
     /// Responses evicted from disk for lack of room.
     pub evictions_disk: Counter,
-    /// Counts a limit that was reached, by its name.
+    /// Function that counts each time a limit is reached; its argument is the name of the limit.
     pub limit: Arc<dyn Fn(&'static str) + Send + Sync>,
 }
 

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use http::HeaderValue;
 
-/// Maximum ranges of a request; one with more gets the whole representation, because resolving ranges takes time for
-/// each.
+/// Maximum number of ranges in a request. A request with more receives the whole representation, because each range
+/// takes time to resolve.
 const MAX_RANGES: usize = 32;
 
 /// A range of a request. Its ends may depend on the length of the representation.
@@ -16,7 +16,7 @@ const MAX_RANGES: usize = 32;
 pub enum ByteRange {
     /// From the first byte position to the last one, both inclusive, or to the end.
     From(u64, Option<u64>),
-    /// The last bytes, this many.
+    /// The last bytes of the representation; the value is their number.
     Last(u64),
 }
 
@@ -26,7 +26,7 @@ pub enum RequestedRanges {
     /// The whole representation.
     #[default]
     Whole,
-    /// Some parts; at least one.
+    /// Parts of the representation; at least one.
     Parts(Vec<ByteRange>),
 }
 
@@ -60,8 +60,8 @@ impl RequestedRanges {
         pieces.into_iter().map(piece).collect::<Option<Vec<_>>>().map(RequestedRanges::Parts)
     }
 
-    /// Resolves the ranges for a length. Ranges that do not join to a single one get the whole representation: a server
-    /// may ignore `Range`, and a multipart response costs more than it saves.
+    /// Resolves the ranges for a length. Ranges that do not join to a single range resolve to the whole representation.
+    /// A server may ignore `Range`, and a multipart response costs more than it saves.
     pub fn resolve(&self, total: u64) -> Resolved {
         let RequestedRanges::Parts(pieces) = self else { return Resolved::Whole };
         let mut ranges: Vec<Range<u64>> = pieces.iter().filter_map(|piece| piece.resolve(total)).collect();
@@ -106,7 +106,7 @@ fn number(text: &str) -> Option<u64> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    // A number beyond any length is equivalent to this one.
+    // A number that overflows is beyond any length, as the replacement is.
     Some(text.parse().unwrap_or(u64::MAX - 1))
 }
 
@@ -123,17 +123,18 @@ pub fn content_range(value: Option<&HeaderValue>) -> Option<(Range<u64>, u64)> {
     is_sane.then_some((first..last + 1, total))
 }
 
-/// The `Content-Range` field of a part.
+/// Returns the `Content-Range` field of a 206 response.
 pub fn to_content_range(range: &Range<u64>, total: u64) -> HeaderValue {
     value(format!("bytes {}-{}/{total}", range.start, range.end.saturating_sub(1)))
 }
 
-/// The `Content-Range` field of a 416 response.
+/// Returns the `Content-Range` field of a 416 response.
 pub fn unsatisfied(total: u64) -> HeaderValue {
     value(format!("bytes */{total}"))
 }
 
-/// A `Range` field for a part of a representation. An end equal to the total length is left out, which means the same.
+/// Returns a `Range` field for a part of a representation. It omits an end that equals the total length, because the
+/// meaning is the same.
 pub fn to_range(range: &Range<u64>, total: u64) -> HeaderValue {
     if range.end == total {
         return value(format!("bytes={}-", range.start));

@@ -36,9 +36,9 @@ struct OfRoute {
 }
 
 impl CacheRegistry {
-    /// The cache of a route. A session may use a route of an earlier configuration, or of one about to take effect. It
-    /// gets the cache only if both routes mean the same. Otherwise, its response could be served to clients that are
-    /// now routed elsewhere.
+    /// Returns the cache of a route; `None` if it has none. A session may use a route of an earlier configuration, or
+    /// of one about to take effect. It receives the cache only if that route and the current one have the same
+    /// identity. Otherwise, its response could be served to clients that are now routed elsewhere.
     pub fn of(&self, route: &Route) -> Option<Arc<Cache>> {
         route.cache.as_ref()?;
         let routes = self.0.load();
@@ -47,7 +47,7 @@ impl CacheRegistry {
         is_same.then(|| cache.clone())
     }
 
-    /// Creates and retires caches as the snapshot requires.
+    /// Creates and retires caches, so that each route of the snapshot with `cache:` has one.
     pub fn follow(&self, snapshot: &Snapshot, metrics: &dyn Fn(&Arc<str>) -> CacheMetrics) {
         let before = self.0.load_full();
         let path = snapshot.state.as_ref().map(|state| state.join("cache"));
@@ -60,7 +60,8 @@ impl CacheRegistry {
         if let Some(root) = &root {
             root.uses(wanted.iter().filter_map(|wanted| wanted.directory.clone()).collect());
         }
-        // Two caches in one directory would write files that the other one does not know of.
+        // A changed cache retires before its successor starts, because two caches in one directory would each write
+        // files that the other does not index.
         let stays = |name: &str, cache: &Cache| {
             wanted.iter().any(|wanted| *wanted.route.name == *name && wanted.is_met_by(cache))
         };
@@ -81,7 +82,7 @@ impl CacheRegistry {
         self.0.store(Arc::new(Routes { by_route, root }));
     }
 
-    /// Releases the disk, because another process takes over.
+    /// Releases the directories of all caches to the process that takes over.
     pub fn hand_over(&self) {
         for of_route in self.0.load().by_route.values() {
             drop(of_route.cache.retire());
@@ -123,8 +124,8 @@ impl Wanted {
     }
 }
 
-/// A digest of everything besides the request that a response depends on: the matcher, the request rewrite, and the
-/// action. An upstream counts by its name only, because its endpoints change.
+/// Returns a digest of everything besides the request that a response depends on: the matcher, the request rewrite, and
+/// the action. An upstream counts by its name only, because its endpoints change.
 fn identity(route: &Route) -> String {
     let action = match &route.action {
         Action::Upstream(upstream) => format!("upstream {}", upstream.name),
@@ -137,14 +138,13 @@ fn identity(route: &Route) -> String {
     hex(&format!("{:?}\n{action}\n{asked}\n{shared}", route.matcher), 16)
 }
 
-/// Whether both routes share one cache: a change that either's origin reports then applies to the stored responses of
-/// both.
+/// Whether both routes use the same cache. Only then do validators and responses of one route apply to the other.
 pub fn is_one(one: &Route, other: &Route) -> bool {
     let are_alike = || one.name == other.name && one.cache == other.cache && identity(one) == identity(other);
     std::ptr::eq(one, other) || are_alike()
 }
 
-/// The folder name of a route: readable and unique.
+/// Returns the folder name of a route's cache: readable and unique.
 fn folder(route: &str, of: &str) -> String {
     let readable: String = route.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(40).collect();
     format!("{readable}.{}", hex(&format!("{route} {of}"), 8))

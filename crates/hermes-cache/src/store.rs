@@ -1,10 +1,11 @@
 //! The store of a route's cache: index, memory tier, and fetches in progress.
 //!
-//! In: heads and contents. Out: the same, for requests that they may serve. Limits apply to bytes, heads included, and
-//! to variants of a target; the least recently used go first.
+//! In: heads and contents of received responses. Out: stored responses that may serve a request. Limits apply to bytes
+//! (heads included) and to the variants of a target; the least recently used are evicted first.
 //!
-//! Heads have a share of their own. Heads of objects on disk thus take no room from contents, and full memory removes
-//! nothing from disk. One lock protects the index; it is held for one access, and never during I/O.
+//! Heads have a separate share of memory. Heads of objects on disk thus use no memory of contents, and contents that
+//! fill the memory remove nothing from disk. One lock protects the index; it is held for one access, and never during
+//! I/O.
 
 pub mod disk;
 mod index;
@@ -36,7 +37,7 @@ pub struct Cache {
     pub settings: hermes_model::snapshot::Cache,
     /// The identity of the route. Responses for another identity differ, so this cache does not serve them.
     pub of: String,
-    /// The directory on disk, if there is one.
+    /// The directory on disk; `None` if the node has no state directory.
     pub directory: Option<PathBuf>,
     tier: Arc<Tier>,
     heads: Arc<Tier>,
@@ -55,9 +56,9 @@ pub struct Stored {
     pub head: Arc<Head>,
     /// The stored ranges.
     pub shape: Arc<StoredRanges>,
-    /// The bytes in memory.
+    /// The bytes; `None` if they are not in memory.
     pub content: Option<Arc<Content>>,
-    /// The file on disk.
+    /// The file on disk; `None` if the response is only in memory.
     pub file: Option<FileId>,
 }
 
@@ -72,9 +73,9 @@ pub enum Miss {
     Stale,
     /// A part of the stored response is missing.
     Partial,
-    /// The request demands the origin's answer.
+    /// The request or the stored response demands validation at the origin.
     Request,
-    /// The response is stored, but cannot be read for now.
+    /// The response is stored, but cannot be read now, because memory or the disk queue is full.
     Busy,
 }
 
@@ -98,35 +99,36 @@ pub enum LookupResult {
     Hit(Stored),
     /// A fetch in progress may be joined.
     Join {
-        /// Reads the fetch.
+        /// The reader of the fetch.
         reader: FlightReader,
         /// The head of the response.
         head: Arc<Head>,
-        /// The length of the representation, if it is known.
+        /// The length of the representation; `None` if it is unknown.
         total: Option<u64>,
-        /// Why the store could not serve it.
+        /// Why the store could not serve the request.
         miss: Miss,
     },
-    /// Another request may bring the same response.
+    /// The head of another request's fetch has not arrived yet; its response may serve this request.
     Wait(Arc<Flight>, Miss),
     /// The request must go to the origin.
     Fetch {
-        /// A stored response that the origin may confirm.
+        /// A stored response that the origin may validate; `None` if no stored response matches.
         stored: Option<Stored>,
-        /// Why the store could not serve it.
+        /// Why the store could not serve the request.
         miss: Miss,
-        /// The right to fetch for others.
+        /// The fetch that this request begins for other requests; `None` if they may not join it.
         lead: Option<FlightOwner>,
     },
 }
 
-/// A fetch whose head has not arrived yet. Dropping this wakes the requests that wait for it.
+/// The guard of a fetch whose head has not arrived yet. If it is dropped before that, the fetch ends, and the requests
+/// that wait for the head are woken.
 pub struct FlightOwner {
     cache: Arc<Cache>,
     key: Arc<str>,
     /// The fetch.
     pub flight: Arc<Flight>,
-    /// True once the head has come; the fetch then continues without this guard.
+    /// True once the head has arrived; the fetch then continues without this guard.
     pub is_open: bool,
 }
 
@@ -134,7 +136,7 @@ impl Drop for FlightOwner {
     fn drop(&mut self) {
         if !self.is_open {
             self.cache.land(&self.key, &self.flight);
-            // Readers that have joined meanwhile would wait forever.
+            // The fetch is ended, because readers that have joined meanwhile would otherwise wait forever.
             let gone = FetchError::Abandoned;
             let _ = self.flight.finish(Err(gone));
         }
@@ -166,7 +168,7 @@ impl Cache {
     }
 
     /// Releases the directory; the cache uses only memory from now on. Returns the directory and the signal that it is
-    /// free.
+    /// free; `None` without a directory, or after the first call.
     pub fn retire(&self) -> Option<(PathBuf, Ended)> {
         let ended = self.disk.as_ref()?.retire()?;
         Some((self.directory.clone()?, ended))
@@ -182,13 +184,13 @@ impl Cache {
         self.settings.memory / LARGEST_SHARE
     }
 
-    /// Counts a bound that was reached.
+    /// Counts that the limit `name` was reached.
     pub fn hit_limit(&self, name: &'static str) {
         (self.metrics.limit)(name);
     }
 
-    /// Takes room in memory for a content, and evicts others if necessary. Returns `None` if all contents are being
-    /// read or written.
+    /// Reserves memory for a content, and evicts other contents if necessary. Returns `None` if no content can be
+    /// evicted, because readers or the disk thread use them.
     pub fn room(&self, bytes: usize) -> Option<Charge> {
         loop {
             if let Some(charge) = self.tier.take(bytes) {
@@ -201,7 +203,8 @@ impl Cache {
         }
     }
 
-    /// Takes room for a head. Others may be removed for it, along with their files.
+    /// Reserves memory for a head. If necessary, it removes the least recently used responses, and appends their files
+    /// to `gone`.
     fn room_for_head(&self, state: &mut State, bytes: usize, gone: &mut Vec<FileId>) -> Option<Charge> {
         loop {
             if let Some(charge) = self.heads.take(bytes) {
@@ -226,7 +229,7 @@ impl Cache {
         }
     }
 
-    /// Looks up a request. `waits` says whether it may wait for another request's fetch.
+    /// Looks up a request. `waits` is true if it may wait for another request's fetch.
     pub fn lookup(self: &Arc<Self>, ask: &CacheLookup, now: Millis, waits: bool) -> LookupResult {
         let mut state = self.lock();
         let state = &mut *state;
@@ -282,7 +285,7 @@ impl Cache {
         flight.settle();
     }
 
-    /// Stores a newer head of a stored response.
+    /// Replaces the head of a stored response with a newer one, in memory and in its file.
     pub fn freshen(&self, key: &Arc<str>, id: u64, head: &Arc<Head>) {
         let mut gone = Vec::new();
         let mut file = None;
@@ -324,17 +327,17 @@ impl Cache {
         self.unlink(gone.into_iter().collect());
     }
 
-    /// Marks a target whose responses serve only the client that asked. For a while, requests do not wait for each
-    /// other's fetch.
+    /// Marks a target whose responses serve only the client that requested them. For a while, requests for it do not
+    /// wait for each other's fetch.
     pub fn is_solitary(&self, key: &Arc<str>, now: Millis) {
         self.lock().is_solitary(key, now);
     }
 }
 
-/// Methods of the disk tier.
+/// Methods that the disk tier calls, and those that read from it.
 impl Cache {
-    /// Records that a response is in a file. Returns its present head, which may be newer; `None` if the response is no
-    /// longer stored, so that nobody needs the file.
+    /// Records that a response is in a file. Returns the present head of the response, which may be newer than the
+    /// file's. Returns `None` if the response is no longer stored, so that the file is useless.
     pub fn filed(&self, key: &Arc<str>, id: u64, file: FileId, bytes: u64, shape: StoredRanges) -> Option<Arc<Head>> {
         let mut gone = Vec::new();
         let mut state = self.lock();
@@ -368,7 +371,8 @@ impl Cache {
         }
     }
 
-    /// Adds a response that was found in a file. Returns false if it is not useful.
+    /// Adds a response that was found in a file. Returns false if the file is useless: the target was invalidated, a
+    /// newer response is stored, or memory for heads is full.
     pub fn found(&self, key: &Arc<str>, head: &Arc<Head>, shape: StoredRanges, file: FileId, bytes: u64) -> bool {
         let mut gone = Vec::new();
         let mut state = self.lock();
@@ -428,7 +432,7 @@ impl Cache {
         let mut state = self.lock();
         let place = (key.clone(), id);
         let cold = state.find(&place).filter(|variant| {
-            // More of the content may have arrived meanwhile.
+            // A later insertion may have stored more of the content meanwhile.
             variant.content.is_none() && variant.file.as_ref().is_some_and(|filed| filed.id == file)
         });
         let used = cold.map(|variant| {
@@ -459,7 +463,7 @@ fn same(ask: &CacheLookup, flight: &Flight, name: &http::HeaderName) -> bool {
     all(&ask.fields) == all(&flight.fields)
 }
 
-/// Maximum time that a request waits for the head of another one's fetch.
+/// Maximum time that a request waits for the head of another request's fetch.
 pub const WAIT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

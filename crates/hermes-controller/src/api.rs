@@ -1,7 +1,7 @@
 //! The REST API for people and programs: documents, nodes, operators, rollouts and the CA.
 //!
 //! In: authenticated HTTP requests. Out: JSON; errors as problem details (RFC 9457).
-//! Never: data of another owner. An operator sees everything, an administrator of a provider what is the provider's.
+//! Never: data of another owner. An operator sees all documents, an administrator of a provider only the provider's.
 
 mod ca;
 mod change_status;
@@ -35,10 +35,11 @@ use crate::push::{Peer, Push};
 
 /// The maximum size of a request, in bytes.
 const MAX_BODY: usize = 64 << 20;
-/// Requests up to this size are read at once. At most this many larger ones are read at a time.
+/// Requests of at most `SMALL_BODY` bytes are read without a permit. At most `LARGE_AT_ONCE` larger ones are read at
+/// the same time, counted separately for operators and for providers.
 const SMALL_BODY: u64 = 1 << 20;
 const LARGE_AT_ONCE: usize = 2;
-/// The maximum number of changes that are made at once, of the operator and of providers; further ones wait.
+/// The maximum number of concurrent changes, counted separately for operators and for providers. Further changes wait.
 const MAX_CHANGES: usize = 64;
 /// The maximum time that a request may wait for nodes.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -66,7 +67,8 @@ pub(crate) fn router(controller: Arc<Controller>, push: Arc<Push>, audit: Arc<Au
         changes: Arc::new([MAX_CHANGES; 2].map(|permits| Arc::new(Semaphore::new(permits)))),
         tasks: Arc::default(),
     };
-    // Changes of documents wait for nodes, so their tasks are separate.
+    // The layer `finish` does not apply to these routes. Their responses wait for nodes, but only the change itself
+    // needs a task that completes.
     let documents = Router::new()
         .route("/v1/apply", post(documents::apply))
         .route("/v1/documents", get(documents::list))
@@ -138,7 +140,8 @@ async fn gate(State(api): State<ApiState>, request: axum::extract::Request, next
     Ok(response)
 }
 
-/// Finishes a request that changes something, even if the client resets its stream meanwhile.
+/// Runs each request except GET in a task of its own, so that its change completes even if the client resets its
+/// stream.
 async fn finish(State(api): State<ApiState>, request: axum::extract::Request, next: Next) -> Result<Response, Problem> {
     if request.method() == http::Method::GET {
         return Ok(next.run(request).await);
@@ -154,7 +157,7 @@ impl ApiState {
             if caller.is_known(&self.controller.view(), peer) {
                 return Ok(caller);
             }
-            let detail = "unknown operator certificate: it was revoked, or is of another overlay; ask another \
+            let detail = "unknown operator certificate: it was revoked, or belongs to another overlay; ask another \
                           operator for a new file (`hermes operator create`), or restart the controller, which \
                           writes `operator.json` anew";
             Err(Problem::new(StatusCode::UNAUTHORIZED, detail))
@@ -170,7 +173,8 @@ impl ApiState {
         })
     }
 
-    /// The caller, who must be an operator of the whole overlay. `why` is the refusal of others.
+    /// Returns the caller if it is an operator of the whole overlay. Refuses a provider with the detail `why`, and
+    /// writes that to the audit log.
     fn operator(&self, peer: &Peer, what: &str, why: &str) -> Result<Caller, Problem> {
         let caller = self.caller(peer)?;
         if caller.provider.is_none() {
@@ -179,8 +183,9 @@ impl ApiState {
         Err(self.refuse(what, &caller, peer, Problem::new(StatusCode::FORBIDDEN, why)))
     }
 
-    /// Runs a change, with its line in the audit log, in a task that ends only when it is done: a client that resets its
-    /// stream would otherwise end it between the two. A client that leaves before its turn changes nothing.
+    /// Runs a change and its audit event in a task of their own. Otherwise, a client that resets its stream could
+    /// cancel the audit event after the change. A client that resets its stream while it waits for a permit changes
+    /// nothing.
     async fn owned<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -221,7 +226,7 @@ impl ApiState {
 /// The caller of a request.
 #[derive(Clone)]
 struct Caller {
-    /// The provider whose documents the caller may change. `None`: all documents.
+    /// The provider whose documents the caller may change; `None` if the caller may change all documents.
     provider: Option<Name>,
     name: Name,
     /// The caller's name in the audit log.
@@ -244,12 +249,12 @@ impl Caller {
         }
     }
 
-    /// A certificate alone is not enough: it can be revoked.
+    /// Whether the caller's key is valid. The certificate alone does not prove that, because it can be revoked.
     fn is_known(&self, view: &StateView, peer: &Peer) -> bool {
         view.is_operator(&peer.key, &self.name, self.provider.as_ref())
     }
 
-    /// The problem without faults in documents of other owners.
+    /// Converts an error to a problem. For a provider, it leaves out faults in documents of other owners.
     fn problem(&self, refused: ApplyError) -> Problem {
         match refused {
             ApplyError::Faults(mut faults) if self.provider.is_some() => {
@@ -287,7 +292,7 @@ impl Caller {
     }
 }
 
-/// The complete state. A backup contains the CA's key, so it is only for operators.
+/// Returns the complete state. It is only for operators, because it contains the CA's key.
 async fn backup(State(api): State<ApiState>, Extension(peer): Extension<Arc<Peer>>) -> Result<Response, Problem> {
     let caller = api.operator(&peer, "backup", "only operators of the whole overlay may make backups")?;
     api.audit.record(Event { what: "backup", by: Some(&caller.by), from: peer.from, ..Event::default() });

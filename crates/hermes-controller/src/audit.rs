@@ -1,11 +1,11 @@
 //! The audit log: changes and refused requests with their subjects, one line of JSON each.
 //!
 //! In: actions, done or refused. Out: lines in files of the controller's directory, and in its log.
-//! Never: a secret; nor more lines than a disk can take, however many requests come: each subject has a rate, events
-//! beyond it are counted, and a long file is rotated, with one predecessor kept.
+//! Never: a secret, or more lines than a disk can take. Each subject has a rate limit, and events beyond it are only
+//! counted. A long file is rotated, and one predecessor is retained.
 //!
-//! Operators, tokens and the controller itself share one file; each provider has its own; so have nodes, and clients
-//! that are not authenticated. A flood of events in one file erases nothing in another.
+//! Operators, tokens and the controller itself share one file. Each provider has a separate file. Nodes share one more
+//! file, and unauthenticated clients another. A flood of events in one file erases nothing in another.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,10 +24,11 @@ const FILE: &str = "audit.jsonl";
 /// The size in bytes at which a file is rotated: the main file, and each other file.
 const MAX_FILE: u64 = 64 << 20;
 const MAX_OTHER_FILE: u64 = 16 << 20;
-/// Burst and lines a second, for operators and for any other subject.
+/// Rate limits of a subject: the burst in lines, and the lines a second. The first limit is for the main file, the
+/// second for the other files.
 const OPERATOR_LINES: (f64, f64) = (1000.0, 50.0);
 const SUBJECT_LINES: (f64, f64) = (100.0, 2.0);
-/// Subjects with a rate of their own, in one file. Further subjects share one rate.
+/// Maximum number of subjects of a file that have a separate rate limit. Further subjects share one limit.
 const MAX_SUBJECTS: usize = 4096;
 /// The maximum length of a reason, in bytes.
 const MAX_REASON: usize = 2048;
@@ -56,10 +57,11 @@ pub struct Event<'a> {
     /// Documents that were changed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub documents: Vec<String>,
-    /// The reason for the refusal. `None`: the action was done.
+    /// The reason for the refusal; `None` if the action was not refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// The reason why the outcome is unknown. A line `settle` with the same revision follows once the outcome is known.
+    /// The reason why the outcome is unknown; `None` if it is known. An event `settle` with the same revision follows
+    /// once the outcome is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
 }
@@ -72,7 +74,7 @@ pub struct Audit {
     left_out: AtomicU64,
 }
 
-/// One file of the audit log.
+/// A file of the audit log.
 struct LogFile {
     path: PathBuf,
     file: File,
@@ -81,7 +83,7 @@ struct LogFile {
     /// The last line is truncated, as after a write to a full disk.
     is_cut: bool,
     subjects: HashMap<String, Bucket>,
-    /// Events since the last line that were not written.
+    /// Number of events since the last line that were not written.
     left_out: u64,
 }
 
@@ -98,29 +100,29 @@ struct AuditRecord<'a> {
     at: u64,
     #[serde(flatten)]
     event: &'a Event<'a>,
-    /// Events before this line that were not written.
+    /// Number of events before this line that were not written.
     #[serde(skip_serializing_if = "Option::is_none")]
     left_out: Option<u64>,
 }
 
-/// The name of the file for an event.
+/// Returns the name of the file for an event.
 fn file_of(event: &Event<'_>) -> String {
     let by = event.by.unwrap_or_default();
     let is_done = event.refused.is_none() && event.unknown.is_none();
     if let Some(provider) = by.strip_prefix("provider/") {
-        // A certificate of this overlay proves the name, and the name is no path.
+        // A verified certificate has this name, and a name cannot contain a path.
         return format!("audit-provider-{}.jsonl", provider.split('/').next().unwrap_or_default());
     }
     match by {
         "" if !is_done => "audit-strangers.jsonl".to_owned(),
-        // An enrolment is the act of a token.
+        // A successful enrolment is the use of a token, so it is in the file with the tokens.
         _ if by.starts_with("node/") && !(is_done && event.what == "enrol") => "audit-nodes.jsonl".to_owned(),
         _ => FILE.to_owned(),
     }
 }
 
 impl Audit {
-    /// Appends to the files in this directory.
+    /// Opens the audit log in a directory.
     ///
     /// # Errors
     /// The main file cannot be written.
@@ -133,12 +135,13 @@ impl Audit {
         })
     }
 
-    /// Events that were not written, since the start.
+    /// Returns the number of events since the start that exceeded a rate limit and were not written.
     pub(crate) fn left_out(&self) -> u64 {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// Writes a line. An event that the file cannot take still goes to the controller's log.
+    /// Writes an event to its file and to the controller's log. If the subject exceeds its rate limit, the event is
+    /// only counted.
     pub fn record(&self, mut event: Event<'_>) {
         let (what, by) = (event.what, event.by.unwrap_or("-"));
         for why in [&mut event.refused, &mut event.unknown].into_iter().flatten() {
@@ -171,7 +174,7 @@ impl Audit {
     }
 }
 
-/// Replaces control characters, which would split a line or move a terminal's cursor. Other parties write this text,
+/// Replaces control characters, which would split a line or move a terminal's cursor. Remote parties choose this text,
 /// and people read it.
 pub(crate) fn visible(text: &str) -> String {
     let one = |character: char| match character {
@@ -192,7 +195,7 @@ impl LogFile {
         Ok(Self { path, file, length, max_length, is_cut, subjects: HashMap::new(), left_out: 0 })
     }
 
-    /// Takes one line from the bucket of a subject.
+    /// Takes one line from the token bucket of a subject. Returns false if the bucket is empty.
     fn may_write(&mut self, by: &str, (burst, rate): (f64, f64)) -> bool {
         let now = Instant::now();
         let filled = |bucket: &Bucket| (bucket.lines + now.duration_since(bucket.at).as_secs_f64() * rate).min(burst);
@@ -231,7 +234,7 @@ impl LogFile {
     }
 }
 
-/// True if a file of this length does not end with a whole line, or nobody can tell.
+/// Returns true if a file of this length does not end with a complete line, or cannot be read.
 fn is_cut(path: &Path, length: u64) -> bool {
     let Some(from) = length.checked_sub(1) else { return false };
     let mut last = [0];
@@ -317,7 +320,7 @@ mod tests {
         Audit::open(directory.path()).unwrap().record(event(1));
         let audit = Audit::open(directory.path()).unwrap();
         audit.record(event(2));
-        // Another process cuts it while it is open: no line ends there.
+        // Another process truncates the open file in the middle of a line.
         audit.files.lock().unwrap().get_mut("audit.jsonl").unwrap().is_cut = true;
         audit.record(event(3));
         let text = std::fs::read_to_string(&file).unwrap();

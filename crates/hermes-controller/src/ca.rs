@@ -32,7 +32,8 @@ pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(24 * 3600);
 pub const OPERATOR_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The lifetime of a generated CA certificate.
 const CA_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// The path length of a generated CA: that many CAs may follow one another while a node is offline.
+/// The path length constraint of a generated CA (RFC 5280, section 4.2.1.9). This many CAs may succeed one another
+/// while a node is offline.
 const MAX_PATH_LENGTH: u8 = 4;
 /// The tolerated clock difference: certificates are valid from this long before they are issued.
 const CLOCK_SKEW: Duration = Duration::from_secs(300);
@@ -43,7 +44,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(300);
 pub struct Ca {
     /// The certificate (PEM).
     pub certificate: String,
-    /// The certificates above it (PEM), up to the root, which nodes trust. Empty: the certificate is the root.
+    /// The certificates of its issuers (PEM), up to the root, which nodes trust. Empty if the certificate is the root.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
     /// The private key: PKCS #8 (PEM), or sealed ([`Seal`]).
@@ -80,7 +81,7 @@ pub enum Subject<'a> {
         overlay: &'a Name,
         /// The node's name.
         node: &'a Name,
-        /// The node's role: a standalone node may forward user claims of others.
+        /// The node's role: a standalone node may forward the user claims of other nodes.
         role: Role,
     },
     /// A controller, at these host names and addresses.
@@ -90,7 +91,7 @@ pub enum Subject<'a> {
     },
     /// An operator of all documents, or an administrator of one provider.
     Operator {
-        /// The provider whose documents the subject may change. `None`: all documents.
+        /// The provider whose documents the subject may change; `None` if the subject may change all documents.
         provider: Option<&'a Name>,
         /// The subject's name in the audit log.
         name: &'a Name,
@@ -104,7 +105,7 @@ pub enum CertificateRole {
     Controller,
     /// An operator, or an administrator of a provider.
     Operator {
-        /// The provider whose documents the subject may change. `None`: all documents.
+        /// The provider whose documents the subject may change; `None` if the subject may change all documents.
         provider: Option<Name>,
         /// The subject's name.
         name: Name,
@@ -145,7 +146,7 @@ impl Ca {
     pub fn generate(now: SystemTime) -> Result<Self, IssueError> {
         let key = KeyPair::generate().map_err(sign_error)?;
         let mut params = CertificateParams::default();
-        // The CA signs no other CAs, except the one that follows it: `proof_of`.
+        // The CA signs no other CA, except for the cross-certificate of its successor (`proof_of`).
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(MAX_PATH_LENGTH));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         // The names of CAs that follow each other must differ: certificates name their issuer.
@@ -192,7 +193,7 @@ impl Signer {
         };
         params.distinguished_name.push(DnType::CommonName, subject.common_name());
         params.subject_alt_names = subject.names().map_err(sign_error)?;
-        // A node reports the key identifier of its issuer.
+        // A node reports this identifier to the controller, which thus knows the issuer of the node's certificate.
         params.use_authority_key_identifier_extension = true;
         // A revocation list names all certificates of a key by one serial number.
         params.serial_number = Some(serial(&digest));
@@ -202,8 +203,8 @@ impl Signer {
     }
 
     /// Issues a revocation list (PEM; RFC 5280, section 5) for the keys with these digests
-    /// ([`crate::digest::key_digest`]). Envoys need lists, as they cannot revoke by key. The sender makes sure that the
-    /// list is current.
+    /// ([`crate::digest::key_digest`]). Only Envoys need lists, because they cannot reject certificates by key. The
+    /// caller must send a new list after each revocation, because `nextUpdate` is years away.
     ///
     /// # Errors
     /// The CA may not sign lists.
@@ -260,8 +261,8 @@ impl Subject<'_> {
     }
 }
 
-/// The serial number of all certificates for a key. They are never valid at one time for different subjects. The number
-/// has 20 bytes and is not negative (RFC 5280, section 4.1.2.2).
+/// Returns the serial number of all certificates for a key. A key never has valid certificates for two subjects at a
+/// time. The number has 20 bytes and is not negative (RFC 5280, section 4.1.2.2).
 fn serial(digest: &str) -> SerialNumber {
     let mut bytes = from_hex(digest);
     bytes.truncate(20);

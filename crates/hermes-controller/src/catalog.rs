@@ -19,7 +19,7 @@ use crate::document::{App, Audience, Group, Key, Kind, Name, Network, Node, Over
 #[derive(Clone, Debug, Default)]
 pub struct Catalog {
     all: RedBlackTreeMapSync<Key, Arc<Resource>>,
-    /// For each document, the documents that name it, whether or not it exists.
+    /// For each key, the documents that refer to it, whether or not a document with that key exists.
     namers: RedBlackTreeMapSync<Key, RedBlackTreeSetSync<Key>>,
     /// Services by their authorities.
     authorities: RedBlackTreeMapSync<(Owner, String), RedBlackTreeSetSync<Key>>,
@@ -42,9 +42,9 @@ pub struct Revoked {
 /// The document that a route leads to.
 #[derive(Clone, Copy, Debug)]
 pub enum ServiceOrNetwork<'a> {
-    /// A service, known by its name.
+    /// A service, which clients reach by an authority.
     Service(&'a Service),
-    /// A network, known by its prefixes.
+    /// A network, which clients reach by its IP prefixes.
     Network(&'a Network),
 }
 
@@ -57,7 +57,7 @@ impl<'a> ServiceOrNetwork<'a> {
         }
     }
 
-    /// The users who may use it.
+    /// The users who may use the service or network.
     pub fn audience(self) -> &'a Audience {
         match self {
             ServiceOrNetwork::Service(service) => &service.audience,
@@ -129,7 +129,7 @@ impl Catalog {
         self.revoked.values()
     }
 
-    /// Nodes whose keys were revoked or readmitted since an earlier catalog.
+    /// Returns the nodes whose keys were revoked or readmitted since an earlier catalog.
     pub fn revoked_since(&self, before: &Self) -> BTreeSet<Name> {
         let more = |one: &Self, other: &Self, key: &String| one.revoked.get(key) != other.revoked.get(key);
         let keys = self.revoked.keys().chain(before.revoked.keys()).filter(|key| more(self, before, key));
@@ -153,12 +153,12 @@ impl Catalog {
         self.all.is_empty()
     }
 
-    /// Documents that name this one.
+    /// Returns the keys of the documents that refer to this document.
     pub fn namers(&self, key: &Key) -> impl Iterator<Item = &Key> {
         self.namers.get(key).into_iter().flat_map(RedBlackTreeSetSync::iter)
     }
 
-    /// Other services that match the same sessions if audiences are left aside.
+    /// Returns the other services that would match some of the same sessions if all had the same audience.
     pub fn beside(&self, key: &Key) -> BTreeSet<&Key> {
         let Some((resource, ServiceOrNetwork::Service(service))) = self.all.get(key).zip(self.offer(key)) else {
             return BTreeSet::new();
@@ -183,7 +183,7 @@ impl Catalog {
         }
     }
 
-    /// A node.
+    /// Returns the node with this name.
     pub fn node(&self, name: &Name) -> Option<&Node> {
         match &self.all.get(&Key::node(name))?.spec {
             Spec::Node(node) => Some(node),
@@ -191,7 +191,7 @@ impl Catalog {
         }
     }
 
-    /// A service or a network.
+    /// Returns the service or network with this key.
     pub fn offer(&self, key: &Key) -> Option<ServiceOrNetwork<'_>> {
         match &self.all.get(key)?.spec {
             Spec::Service(service) => Some(ServiceOrNetwork::Service(service)),
@@ -200,7 +200,7 @@ impl Catalog {
         }
     }
 
-    /// A user.
+    /// Returns the user with this owner and name.
     pub fn user(&self, owner: &Owner, name: &Name) -> Option<&User> {
         match &self.all.get(&Key { kind: Kind::User, provider: owner.clone(), name: name.clone() })?.spec {
             Spec::User(user) => Some(user),
@@ -208,7 +208,7 @@ impl Catalog {
         }
     }
 
-    /// A group.
+    /// Returns the group with this owner and name.
     pub fn group(&self, owner: &Owner, name: &Name) -> Option<&Group> {
         match &self.all.get(&Key { kind: Kind::Group, provider: owner.clone(), name: name.clone() })?.spec {
             Spec::Group(group) => Some(group),
@@ -230,7 +230,7 @@ impl Catalog {
         all.filter_map(|resource| Some((&resource.key, self.offer(&resource.key)?)))
     }
 
-    /// Users of one provider, or the operator's.
+    /// Returns the users of a provider, or of the operator.
     pub fn users_of<'a>(&'a self, owner: &Owner) -> impl Iterator<Item = &'a Key> + use<'a> {
         self.owned(Kind::User, owner).map(|resource| &resource.key)
     }
@@ -252,10 +252,10 @@ impl Catalog {
         all.take_while(move |(key, _)| key.kind == kind && key.provider == owner).map(|(_, resource)| resource)
     }
 
-    /// The names of the users who may use a service or network. `None`: everyone.
+    /// Returns the names of the users who may use a service or network; `None` if everyone may use it.
     pub fn audience(&self, key: &Key, audience: &Audience) -> Option<BTreeSet<Name>> {
         match audience {
-            // With several providers on one node, a session without a user belongs to no provider.
+            // For a provider, everyone means all its users, because a session without a user belongs to no provider.
             Audience::Everyone => {
                 key.provider.as_ref().map(|_| self.users_of(&key.provider).map(|user| user.name.clone()).collect())
             }
@@ -269,14 +269,14 @@ impl Catalog {
     }
 }
 
-/// The authorities of a service.
+/// Returns the authorities of a service, each with its owner. Other documents have none.
 fn called(resource: &Resource) -> Vec<(Owner, String)> {
     let Spec::Service(service) = &resource.spec else { return Vec::new() };
     let owner = &resource.key.provider;
     service.authorities(&resource.key.name).iter().map(|one| (owner.clone(), one.to_string())).collect()
 }
 
-/// The documents that a document names.
+/// Returns the keys of the documents to which a document refers.
 fn named_by(resource: &Resource) -> BTreeSet<Key> {
     let owner = &resource.key.provider;
     let own = |kind: Kind, name: &Name| Key { kind, provider: owner.clone(), name: name.clone() };
@@ -298,7 +298,7 @@ fn named_by(resource: &Resource) -> BTreeSet<Key> {
     }
 }
 
-/// The name of a user or a service between nodes: with its provider.
+/// Returns the name of a user or service in requests between nodes, which includes the provider.
 pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
     match owner {
         Some(provider) => format!("{provider}/{name}"),
@@ -306,10 +306,10 @@ pub(crate) fn on_the_wire(owner: &Owner, name: &Name) -> String {
     }
 }
 
-/// The user of an app's sessions, as nodes call it. `None`: the sessions have no user.
+/// Returns the user of an app's sessions, as named in requests between nodes; `None` if the sessions have no user.
 ///
 /// # Errors
-/// The user is not on that node, or the app must name one.
+/// The user is not on that node, or the node has several users and the app names none.
 pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<Option<String>, String> {
     let here: Vec<_> = catalog.users_on(node).collect();
     let wire = |key: &Key| on_the_wire(&key.provider, &key.name);
@@ -332,7 +332,7 @@ pub(crate) fn user_of_app(catalog: &Catalog, node: &Name, app: &App) -> Result<O
 /// The default prefix of virtual addresses: the shared address space (RFC 6598), which the Internet does not route.
 const ADDRESSES: &str = "100.64.0.0/10";
 
-/// The prefixes from which an app gives names their virtual addresses.
+/// Returns the prefixes from which a DNS app assigns virtual addresses to names.
 pub(crate) fn addresses(app: &App) -> Vec<Prefix> {
     if app.addresses.is_empty() { ADDRESSES.parse().into_iter().collect() } else { app.addresses.0.clone() }
 }

@@ -21,7 +21,7 @@ use crate::grpc::GrpcChannel;
 /// The port of a controller whose URL has none.
 pub const PORT: u16 = 9400;
 
-/// How a client authenticates a controller.
+/// The trust anchor with which a client authenticates a controller.
 #[derive(Clone)]
 pub enum ControllerPin {
     /// The digest of the CA's certificate, from a token.
@@ -80,7 +80,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects, with a client certificate if there is one.
+    /// Connects to a controller. `own` is the client certificate; `None` before enrolment.
     ///
     /// # Errors
     /// The address is unreachable, or its server is not a controller of this overlay.
@@ -114,7 +114,7 @@ impl Client {
     /// Requests a node's first certificate.
     ///
     /// # Errors
-    /// The controller refuses.
+    /// The controller refused the request, or the connection broke.
     pub async fn enrol(&self, request: EnrolRequest) -> Result<Issued, ClientError> {
         self.channel.unary(control::ENROL, request).await
     }
@@ -122,15 +122,15 @@ impl Client {
     /// Renews a node's certificate.
     ///
     /// # Errors
-    /// The controller refuses.
+    /// The controller refused the request, or the connection broke.
     pub async fn renew(&self, request: RenewRequest) -> Result<Issued, ClientError> {
         self.channel.unary(control::RENEW, request).await
     }
 
-    /// Opens the stream of a node's orders. The node sends its status in these reports.
+    /// Opens the stream on which the controller sends orders to a node, and the node sends `reports` of its status.
     ///
     /// # Errors
-    /// The controller refuses.
+    /// The controller refused the request, or the connection broke.
     pub async fn follow(
         &self,
         reports: impl Stream<Item = Report> + Send + 'static,
@@ -147,7 +147,7 @@ impl Client {
     }
 }
 
-/// The body of a request.
+/// Converts bytes to the body of a request.
 pub fn body(bytes: http_body_util::Full<bytes::Bytes>) -> Body {
     Body::new(bytes)
 }

@@ -2,8 +2,9 @@
 //!
 //! In: a catalog. Out: the document of each node, checked as by `hermes check`. The same catalog gives the same
 //! documents, byte for byte.
-//! Never: more than a node needs. A node learns of a service only if it is on the path of a user of that service. It
-//! learns of a user only if that user's sessions pass it. It learns of other nodes only if they are neighbours.
+//! Never: more than a node needs. A node's document names a service only if the node is on the path of a user of that
+//! service. It names a user only if that user's sessions pass the node. It names other nodes only if they are
+//! neighbours.
 //!
 //! A service has one path from each node with users: the fewest links, through standalone nodes, to the nearest
 //! replicas. If several neighbours are equally near, all are endpoints of one upstream. If none of these is reachable,
@@ -42,14 +43,14 @@ pub const OVERLAY: &str = "overlay";
 /// The files of a node's identity, beside its document.
 pub const IDENTITY: [&str; 3] = ["node.pem", "node.key", "ca.pem"];
 
-/// The compiled overlay, with the indexes that make updates incremental: a change costs what it affects. Copies are
-/// cheap.
+/// The compiled overlay, with the indexes that make updates incremental: an update computes only what its change
+/// affects. Copies are cheap.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     catalog: Catalog,
     graph: Graph,
     paths: RedBlackTreeMapSync<Key, Arc<ServicePath>>,
-    /// For each node, the services that it has a hop of.
+    /// For each node, the services whose path includes it.
     at: RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>,
     /// For each node, the neighbours that send to it, and for which services.
     into: RedBlackTreeMapSync<Name, RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Key>>>,
@@ -61,11 +62,11 @@ pub struct Plan {
     warnings: Arc<Vec<Fault>>,
 }
 
-/// The new document of each affected node. `None`: the node was removed.
+/// The new document of each affected node; `None` if the node was removed.
 pub type ChangedDocuments = BTreeMap<Name, Option<Bytes>>;
 
 impl Plan {
-    /// Compiles the catalog, in which only the named documents differ from the current one.
+    /// Compiles a catalog that differs from the current one only in the documents that `changed` names.
     ///
     /// # Errors
     /// All faults of references and of compiled documents.
@@ -116,7 +117,7 @@ impl Plan {
         &self.warnings
     }
 
-    /// A warning if no user can reach the service.
+    /// Returns a warning if no user can reach the service.
     fn unreachable(&self, key: &Key) -> Option<Fault> {
         let (offer, path) = (self.catalog.offer(key)?, self.paths.get(key)?);
         let begins =
@@ -140,8 +141,8 @@ impl Plan {
         Some(Fault::of(key, "", format!("no user can reach it: {why}")))
     }
 
-    /// The distance of a node from the furthest of these services. A sender is further away than the nodes that it
-    /// sends to.
+    /// Returns the distance, in links, from a node to the furthest of these services. A node is further away than the
+    /// nodes to which it sends.
     pub fn distance(&self, node: &Name, services: &BTreeSet<Key>) -> usize {
         let of = |key: &Key| {
             let path = self.paths.get(key)?;
@@ -182,8 +183,8 @@ impl Plan {
         sent.filter(is_next).map(|(_, key)| key.clone()).collect()
     }
 
-    /// Takes over changed nodes and users, and collects the nodes whose documents may change. Returns true if paths
-    /// between standalone nodes may change.
+    /// Updates the graph with the changed nodes, and adds to `touched` the nodes whose documents may change. Returns
+    /// true if paths between standalone nodes may change.
     fn reshape(&mut self, before: &Self, changed: &BTreeSet<Key>, touched: &mut BTreeSet<Name>) -> bool {
         let mut is_all = false;
         for key in changed {
@@ -193,7 +194,8 @@ impl Plan {
                     for catalog in [&before.catalog, &self.catalog] {
                         let user = catalog.user(&key.provider, &key.name);
                         let nodes: Vec<_> = user.into_iter().flat_map(|user| user.nodes.iter().cloned()).collect();
-                        // The nodes at which the user's sessions arrive accept the user's claim.
+                        // The neighbours that receive the user's sessions accept the user's claim, so their documents
+                        // change.
                         touched.extend(nodes.iter().flat_map(|node| before.beside(node)));
                         touched.extend(nodes);
                     }
@@ -209,14 +211,14 @@ impl Plan {
                         continue;
                     }
                     let is_inner = |node: &Node| node.role == Role::Standalone;
-                    // An Envoy is or has an alternate only if it is dialled or dials.
+                    // The address and the program matter as well: an Envoy has no reverse connections, so only some
+                    // neighbours can be alternates.
                     let links = |node: &Node| {
                         (node.role, node.links.clone(), node.is_draining(), node.address.is_some(), node.runs)
                     };
                     is_all |=
                         (old.is_some_and(is_inner) || new.is_some_and(is_inner)) && old.map(links) != new.map(links);
-                    // The connections between the node and its neighbours may change, so their documents change as
-                    // well.
+                    // The documents of neighbours contain how they dial the node, or how it dials them.
                     touched.extend(before.beside(&key.name));
                 }
                 Kind::Service | Kind::Network | Kind::Group => {}
@@ -229,8 +231,8 @@ impl Plan {
         is_all
     }
 
-    /// Collects the nodes that must know a change of revoked keys: those that others dial, and those that dial the
-    /// revoked node.
+    /// If revoked keys have changed, adds to `touched` the nodes whose documents list them. These are nodes that other
+    /// nodes dial, and neighbours of a node whose key was revoked or readmitted.
     fn beware(&self, before: &Self, touched: &mut BTreeSet<Name>) {
         let others = self.catalog.revoked_since(&before.catalog);
         if others.is_empty() {
@@ -242,7 +244,7 @@ impl Plan {
         touched.extend(self.catalog.nodes().filter(is_told).map(|(name, _)| name.clone()));
     }
 
-    /// The neighbours that send to a node, and those that it sends to.
+    /// Returns the neighbours that send to a node, and those to which it sends.
     fn beside(&self, node: &Name) -> BTreeSet<Name> {
         let senders = self.into.get(node).into_iter().flat_map(|senders| senders.keys().cloned());
         let services = self.at.get(node).into_iter().flat_map(RedBlackTreeSetSync::iter);
@@ -250,7 +252,7 @@ impl Plan {
         senders.chain(next).collect()
     }
 
-    /// Computes the path of a service anew, and collects the nodes whose hops change.
+    /// Computes the path of a service again, and adds to `touched` the nodes whose hops change.
     fn lay(&mut self, key: &Key, is_changed: bool, touched: &mut BTreeSet<Name>) {
         let old = self.paths.get(key).cloned().unwrap_or_default();
         let new = self
@@ -273,7 +275,7 @@ impl Plan {
         }
     }
 
-    /// Computes the hop of an entry node for a public service. No other node's hop depends on it.
+    /// Updates the hop of an entry node for a public service. No other node's hop depends on that hop.
     fn visit(&mut self, key: &Key, node: &Name, touched: &mut BTreeSet<Name>) {
         let Some(old) = self.paths.get(key).cloned() else { return };
         let documents = self.catalog.offer(key).zip(self.catalog.node(node));
@@ -313,7 +315,7 @@ impl Plan {
         for next in now_next.difference(&before_next) {
             self.link(next, name, key);
         }
-        // The next nodes accept other users, or the route uses another connection.
+        // The documents of the next nodes change too: they accept other users, or other reverse connections.
         touched.extend(before_next.into_iter().chain(now_next));
         let mut services = self.at.get(name).cloned().unwrap_or_else(RedBlackTreeSetSync::new_sync);
         if now.is_some() {
@@ -396,7 +398,8 @@ impl Plan {
             Ok(checked) => {
                 let key = Key::node(name);
                 let hint = |warning| Fault::of(&key, "", format!("its document: {warning}"));
-                // A node that is on no path yet has no routes: that is not the author's mistake.
+                // A node on no path has no routes. The warning about that is dropped, because it is not an error of the
+                // author.
                 let is_meant = |warning: &Problem| warning.path != "routes" || !checked.snapshot.routes.is_empty();
                 hints.extend(checked.warnings.into_iter().filter(is_meant).map(hint));
             }
@@ -414,8 +417,8 @@ impl Plan {
         (Made::Other(bytes, hints), faults)
     }
 
-    /// Faults for targets of providers that are the node itself, as far as literal addresses show. The node checks each
-    /// address that it dials.
+    /// Returns a fault for each target of a provider's service that is an address of the node itself. It checks only
+    /// literal addresses; the node checks each address that it dials.
     fn guarded(&self, name: &Name, node: &Node, document: &Document) -> Vec<Fault> {
         const OWN: &str = "is where the node itself listens";
         let host = node.address.as_ref().and_then(|address| ssrf_guard::literal(&address.host));
@@ -450,14 +453,14 @@ enum Made {
     None,
     /// The document is unchanged.
     Same,
-    /// The document changed; with its warnings.
+    /// The document changed; the second value has its warnings.
     Other(Bytes, Vec<Fault>),
 }
 
-/// The maximum size of a node's document, so that it fits a message with everything else.
+/// The maximum size of a node's document, in bytes. It leaves space for the other fields of a message to the node.
 const MAX_DOCUMENT_BYTES: usize = MAX_MESSAGE / 4 * 3;
 
-/// Smaller batches are done before other threads have started.
+/// The minimum number of values for which other threads are started. A smaller batch is done before they have started.
 const MIN_PARALLEL: usize = 64;
 
 /// Maps all values on all cores, in order. Rendering documents is the largest part of a compilation, and each document
@@ -504,7 +507,7 @@ fn services_by(catalog: &Catalog, key: &Key) -> Vec<Key> {
         Kind::Node => {
             let mut all = offered(key);
             all.extend(of_kind(key, Kind::User).iter().flat_map(|user| services_by(catalog, user)));
-            // Services of everyone are updated one node at a time.
+            // Public services are not in the list, because `visit` updates their hop at a changed node.
             all
         }
     }
@@ -541,7 +544,8 @@ fn of_node(node: &Name, problems: Vec<Problem>) -> Vec<Fault> {
     problems.into_iter().map(fault).collect()
 }
 
-/// The name of the route of a service or a network, which may share a name.
+/// Returns the name of the route of a service or a network. It distinguishes a service and a network with the same
+/// name.
 pub(crate) fn route_of(key: &Key) -> String {
     let name = on_the_wire(&key.provider, &key.name);
     if key.kind == Kind::Network { format!("{name}:ip") } else { name }

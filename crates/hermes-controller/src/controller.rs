@@ -1,7 +1,7 @@
-//! The controller: the content of the store, the documents that it means for nodes, and changes to it.
+//! The controller: the content of the store, the node documents that are compiled from it, and changes to it.
 //!
-//! In: requests to put and delete documents. Out: the effect at each node, or every reason against the change; and for
-//! each node its document, with the revision since which it applies.
+//! In: requests to put and delete documents. Out: the effect at each node, or every reason against the change; and the
+//! document of each node, with the revision since which it applies.
 //! Never: a document that is not in the store. The store is the only truth: this process may end at any time, and other
 //! controllers write to the same store.
 
@@ -42,7 +42,7 @@ use crate::state::{Change, Commit, State};
 use crate::store::{BaseState, Revision, StatusExchange, Store, StoreError};
 use crate::trust::Trust;
 
-/// Attempts to append a change while other controllers append theirs first.
+/// The maximum number of attempts to append a change while other controllers append theirs first.
 const MAX_ATTEMPTS: usize = 100;
 
 /// The document that a node must run.
@@ -51,16 +51,16 @@ pub struct AssignedDocument {
     /// The revision since which the document applies. It is later than the true one if this controller started later,
     /// or read several revisions at once.
     pub since: Revision,
-    /// The document (JSON, which is valid YAML). `None`: the node is not part of the overlay.
+    /// The document (JSON, which is valid YAML); `None` if the node is not part of the overlay.
     pub document: Option<Bytes>,
 }
 
-/// The values that the stream of a node follows.
+/// The values that a controller's stream to a node watches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeUpdates {
     /// The node's document.
     pub given: AssignedDocument,
-    /// The digest of the key that the node enrolled with. `None`: it has not enrolled, or was expelled.
+    /// The digest of the key with which the node enrolled; `None` if it has not enrolled or was revoked.
     pub key: Option<String>,
 }
 
@@ -78,9 +78,9 @@ pub enum ApplyError {
     Conflict {
         /// The document.
         key: Box<Key>,
-        /// The revision that the client knows.
+        /// The revision that the client has read.
         since: Revision,
-        /// The revision of the other change.
+        /// The revision of the other client's change.
         found: Revision,
     },
     /// A rollout in waves is in progress.
@@ -89,7 +89,7 @@ pub enum ApplyError {
          use `hermes apply --now`"
     )]
     Busy(Revision),
-    /// Another owner, who waited, has the next turn.
+    /// Another owner waited for the last rollout, and may change documents first.
     #[error("another provider, refused during the last rollout, has the next turn; try again in a minute")]
     Turn,
     /// The state does not allow the operation now.
@@ -120,7 +120,7 @@ impl ApplyError {
 }
 
 impl Event<'_> {
-    /// Turns the event into one of a failed action.
+    /// Converts the event to that of a failed action.
     #[must_use]
     pub fn failed(self, why: &ApplyError) -> Self {
         match why.is_unknown() {
@@ -134,15 +134,15 @@ fn lines(faults: &[Fault]) -> String {
     faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// One controller.
+/// A controller: the state of the overlay, and the channels that publish its changes.
 pub struct Controller {
     store: Arc<dyn Store>,
-    /// Written by [`Controller::catch_up`] alone, under `reading`.
+    /// The current view. It is only replaced while `reading` is locked.
     view: Mutex<Arc<StateView>>,
     reading: tokio::sync::Mutex<()>,
-    /// Serialises changes: only other controllers can append first.
+    /// Serialises the changes of this controller, so that only other controllers can append in between.
     writing: tokio::sync::Mutex<()>,
-    /// The plan of the next revision, compiled when the change was judged.
+    /// The plan of the next revision, compiled when its change was validated.
     planned: Mutex<Option<(Revision, CompiledChange)>>,
     /// For each node with a stream, its document and key.
     nodes: Mutex<BTreeMap<Name, watch::Sender<NodeUpdates>>>,
@@ -152,37 +152,38 @@ pub struct Controller {
     programs: watch::Sender<OneOrMany<ProgramDigest>>,
     /// The CAs that nodes must trust.
     trust: watch::Sender<Arc<Trust>>,
-    /// The seal of the CA's key in the store.
+    /// The seal that decrypts the CA's key in the store.
     seal: OnceLock<Seal>,
     /// The public URL of this controller.
     public: OnceLock<String>,
     /// Changes whose outcome is unknown.
     outcomes: UnsettledChanges,
-    /// Why the store is unreachable. `None`: it is reachable.
+    /// The reason why the store is unreachable; `None` if it is reachable.
     trouble: watch::Sender<Option<String>>,
-    /// True while nodes get no documents.
+    /// True while documents are withheld from nodes.
     held: watch::Sender<bool>,
-    /// The revision that the store has lost. Never cleared: later entries of the store belong to another history.
+    /// The revision that this controller has read and the store has lost. Never cleared: later entries of the store
+    /// belong to another history.
     lost: OnceLock<Revision>,
 }
 
 /// The state, and what is compiled from it. Copies are cheap.
 #[derive(Clone, Debug, Default)]
 pub struct StateView {
-    /// The state after the last entry.
+    /// The state after the last entry of the log that was read.
     pub state: State,
     /// The compiled documents of nodes.
     plan: Plan,
     /// For each node, the revision since which its document applies.
     since: RedBlackTreeMapSync<Name, Revision>,
-    /// Changed documents that the plan lacks, since this version cannot compile them.
+    /// Changed documents that are not in the plan, because this version of Hermes cannot compile them.
     waiting: BTreeSet<Key>,
-    /// The rollout in progress. `None`: each node runs its document of the plan.
+    /// The rollout in progress; `None` if each node runs its document of the plan.
     rollout: Option<Arc<Rollout>>,
 }
 
 impl Controller {
-    /// Reads the store.
+    /// Creates a controller from the content of the store.
     ///
     /// # Errors
     /// The store cannot be read, or another version wrote it.
@@ -208,17 +209,18 @@ impl Controller {
         Ok(this)
     }
 
-    /// Watches whether nodes get no documents.
+    /// Watches whether documents are withheld from nodes.
     pub fn held(&self) -> watch::Receiver<bool> {
         self.held.subscribe()
     }
 
-    /// Watches why the store is unreachable. `None`: it is reachable.
+    /// Watches the reason why the store is unreachable; `None` if it is reachable.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.subscribe()
     }
 
-    /// Returns outcomes that have become known. Waits until there is at least one.
+    /// Waits until the outcome of a change that was unknown becomes known. Returns all such outcomes since the last
+    /// call.
     pub(crate) async fn settled(&self) -> Vec<SettledChange> {
         self.outcomes.next().await
     }
@@ -255,7 +257,7 @@ impl Controller {
         Ok(revision)
     }
 
-    /// The exchange of node status between controllers. `None`: the store has one controller.
+    /// The exchange of node status between controllers; `None` if the store supports only one controller.
     pub fn shared(&self) -> Option<&dyn StatusExchange> {
         self.store.shared()
     }
@@ -278,7 +280,7 @@ impl Controller {
         self.rollout.subscribe()
     }
 
-    /// Watches the programs that nodes may run. None: any.
+    /// Watches the list of programs that nodes may run; an empty list permits any program.
     pub fn programs(&self) -> watch::Receiver<OneOrMany<ProgramDigest>> {
         self.programs.subscribe()
     }
@@ -288,13 +290,13 @@ impl Controller {
         let _ = self.public.set(url);
     }
 
-    /// The URL of this controller's public name. `None`: it has none.
+    /// The public URL of this controller; `None` if it has none.
     pub fn public(&self) -> Option<&str> {
         self.public.get().map(String::as_str)
     }
 
-    /// Judges and appends a change; judges it anew if another controller appended first. Returns the revision of the
-    /// change, or the last one if nothing changes.
+    /// Validates a change with `judge`, and appends it. Repeats both if another controller appended first. Returns the
+    /// revision of the change, or the last one if nothing changes.
     async fn transact<T>(
         &self,
         by: &str,
@@ -340,7 +342,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn at_length<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
-        // No other task is blocked: tests, and commands that end.
+        // A single-threaded runtime belongs to a test or a command, so no other task is blocked.
         _ => work(),
     }
 }

@@ -45,7 +45,7 @@ pub fn key_name(digest: &str) -> String {
     format!("{KEY}{}", BASE64_URL.encode(from_hex(digest)))
 }
 
-/// Two hexadecimal digits a byte.
+/// Returns bytes as hexadecimal text, with two digits for each byte.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -3,7 +3,7 @@
 //! In: a YAML stream, or JSON. Out: [`Resource`]s with their [`Key`]s, or every problem with its position.
 //! Never: a resolved reference. [`crate::catalog`] resolves them.
 //!
-//! `docs/reference/overlay-documents.md` describes each key; a test compares.
+//! `docs/reference/overlay-documents.md` describes each key; a test checks that.
 
 mod name;
 mod network;
@@ -43,7 +43,7 @@ pub enum Kind {
     Network,
     /// A user, and the user's nodes.
     User,
-    /// Several users.
+    /// A named set of users.
     Group,
 }
 
@@ -71,8 +71,8 @@ impl Kind {
         matches!(self, Kind::Service | Kind::Network | Kind::User | Kind::Group)
     }
 
-    /// True if administrators of providers may write this kind. A gateway uses its machine's own routes and addresses,
-    /// which all providers there share.
+    /// True if administrators of providers may write this kind. Only operators may write a Network, because its
+    /// gateways use the routes and addresses of a machine that several providers share.
     pub fn is_for_providers_to_write(self) -> bool {
         self.is_of_providers() && self != Kind::Network
     }
@@ -112,7 +112,7 @@ impl FromStr for Kind {
 pub struct Key {
     /// The kind.
     pub kind: Kind,
-    /// The provider. `None`: the operator.
+    /// The provider; `None` if the document belongs to the operator.
     pub provider: Option<Name>,
     /// The name.
     pub name: Name,
@@ -179,9 +179,9 @@ pub enum Spec {
 /// A fault of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The document, if its key could be read.
+    /// The key of the document; `None` if it could not be read.
     pub key: Option<Key>,
-    /// The number of the document in the stream, from 1. `None`: it is not from a stream.
+    /// The number of the document in the stream, from 1; `None` if it is not from a stream.
     pub number: Option<usize>,
     /// The problem and its path.
     pub problem: Problem,
@@ -224,8 +224,8 @@ pub fn is_overlay(text: &str) -> bool {
     said.or_else(read).unwrap_or_default()
 }
 
-/// The position of a fault in the text that [`read`] read. `before`: the number of documents of the stream before this
-/// text.
+/// The position of a fault in the text that [`read`] read. `before` is the number of documents that precede this text
+/// in the stream.
 pub fn position(positions: &Positions, fault: &Fault, before: usize) -> Option<Position> {
     let is_it = |key: &Key, document: usize| {
         let text = |key: &str| positions.text(document, key);

@@ -31,7 +31,7 @@ use crate::control::MAX_MESSAGE;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval between HTTP/2 keepalive pings, and the timeout of each.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
-/// The reason why a server gave no answer.
+/// The reason why a server sent no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No connection could be made.
@@ -79,7 +79,7 @@ pub(crate) struct GrpcChannel {
 }
 
 impl GrpcChannel {
-    /// Connects to a server other than a controller, at `HOST:PORT`; without `tls` in the clear.
+    /// Connects to a server other than a controller, at `HOST:PORT`. If `tls` is `None`, the connection has no TLS.
     pub(crate) async fn to_server(place: &str, tls: Option<&Arc<RustlsClientConfig>>) -> Result<Self, ClientError> {
         let connecting = async {
             let tcp = TcpStream::connect(place).await?;
@@ -117,7 +117,7 @@ impl GrpcChannel {
         Ok(Self { connection: Connection { sender, scheme, authority }, _task: Arc::new(task) })
     }
 
-    /// One plain HTTP request over the same connection.
+    /// Sends a plain HTTP request over the same connection.
     pub(crate) async fn request(&self, mut request: Request<Body>) -> Result<Response<Incoming>, ClientError> {
         let mut connection = self.connection.clone();
         let path = request.uri().path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/"));
@@ -181,7 +181,7 @@ impl GrpcChannel {
     }
 }
 
-/// Adds the remedy if the server's certificate is rejected.
+/// Converts an error to text, and adds the remedy if the server's certificate was rejected.
 fn error_text(error: &io::Error) -> String {
     match tls::HandshakeFault::of(error) {
         Some(tls::HandshakeFault::Certificate) => format!(
@@ -192,7 +192,7 @@ fn error_text(error: &io::Error) -> String {
     }
 }
 
-/// One HTTP/2 connection, as a service for tonic.
+/// An HTTP/2 connection, as a service for tonic.
 #[derive(Clone)]
 struct Connection {
     sender: SendRequest<Body>,

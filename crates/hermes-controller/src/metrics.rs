@@ -20,12 +20,12 @@ use tokio::task::JoinSet;
 use crate::document::Kind;
 use crate::push::Push;
 
-/// Simultaneous connections; a scraper needs one.
+/// The maximum number of simultaneous connections. A scraper needs one.
 const MAX_CONNECTIONS: usize = 64;
 /// The maximum time for a request and its response.
 const VISIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Healthy if the controller can make changes; otherwise the reason.
+/// Returns 200 if the store is reachable, and otherwise 503 and the reason.
 pub(crate) fn health(push: &Push) -> (StatusCode, String) {
     match &*push.controller().trouble().borrow() {
         None => (StatusCode::OK, "ok\n".to_owned()),

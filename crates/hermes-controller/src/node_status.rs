@@ -17,13 +17,13 @@ const MAX_NODES: usize = 100_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct NodeStatus {
-    /// The number of streams: one if all is well, none if the node is disconnected.
+    /// The number of streams that the node has with a controller; 0 if it is disconnected.
     pub connections: usize,
     /// SHA-256 of the document that the node runs, in hex; empty if it runs none.
     pub running: String,
-    /// The revision that the node tried last.
+    /// The revision of the document that the node tried last.
     pub tried: Revision,
-    /// The reason why the node does not run that revision; empty if it does.
+    /// The reason why the node does not run the document of the revision `tried`; empty if it does.
     pub refused: String,
     /// The node's version of Hermes.
     pub version: String,
@@ -33,7 +33,7 @@ pub struct NodeStatus {
     pub sessions: u64,
     /// The reason why the node reports itself unhealthy; empty if it is healthy.
     pub unhealthy: String,
-    /// Connections of a program beside the node that keeps its certificate.
+    /// The number of streams of a program, such as `hermes envoy`, that only renews the node's certificate.
     pub companions: usize,
     /// SHA-256 of each trusted CA certificate, in hex.
     pub authorities: BTreeSet<String>,
@@ -43,19 +43,19 @@ pub struct NodeStatus {
     pub last_seen: u64,
     /// When the node's certificate expires, in seconds since 1970; 0 if unknown.
     pub certificate_until: i64,
-    /// The address that the node connects from; empty if unknown.
+    /// The address from which the node connects; empty if unknown.
     pub from: String,
-    /// True if the node has reported all revoked keys that it keeps.
+    /// True if the node has reported all revoked keys that it stores.
     pub has_reported: bool,
 }
 
 impl NodeStatus {
-    /// True if the node, or the program that keeps its certificate, is connected.
+    /// True if the node, or the program that renews its certificate, is connected.
     pub fn is_there(&self) -> bool {
         self.connections > 0 || self.companions > 0
     }
 
-    /// True if the node is connected and no revocation that it keeps is unknown here.
+    /// True if the node is connected and has reported all revocations that it stores.
     pub(crate) fn is_back(&self) -> bool {
         self.is_there() && self.has_reported
     }
@@ -64,7 +64,7 @@ impl NodeStatus {
 #[derive(Debug, Default)]
 struct Entry {
     own: NodeStatus,
-    /// By controller, with a number that orders the entries.
+    /// The status that each other controller published, with a number that orders all entries by time.
     others: BTreeMap<String, (i64, NodeStatus)>,
 }
 
@@ -72,12 +72,13 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct NodeStatuses {
     entries: BTreeMap<Name, Entry>,
-    /// Nodes whose status other controllers lack.
+    /// Nodes whose latest status has not been published to other controllers yet.
     unsaid: BTreeSet<Name>,
 }
 
 impl NodeStatuses {
-    /// The status of a node at the controller that it is connected to, or the own entry if the node is disconnected.
+    /// Returns the status of a node from the controller to which it is connected. If the node is disconnected, returns
+    /// the status at this controller.
     pub fn get(&self, node: &Name) -> Option<&NodeStatus> {
         let Entry { own, others } = self.entries.get(node)?;
         let there = others.values().filter(|(_, status)| status.connections > 0).max_by_key(|(at, _)| *at);
@@ -87,7 +88,8 @@ impl NodeStatuses {
         }
     }
 
-    /// The status of a node's trusted CAs, from where the node or the program beside it is connected.
+    /// Returns the status that contains the node's trusted CAs, from a controller to which the node or the program that
+    /// renews its certificate is connected.
     pub fn trusting(&self, node: &Name) -> Option<&NodeStatus> {
         let Entry { own, others } = self.entries.get(node)?;
         let all = std::iter::once(own).chain(others.values().map(|(_, status)| status));
@@ -103,7 +105,7 @@ impl NodeStatuses {
         }
     }
 
-    /// Takes the updates for other controllers.
+    /// Removes and returns the updates that have not been published to other controllers yet.
     pub(crate) fn unsaid(&mut self) -> Vec<StatusUpdate> {
         let nodes = std::mem::take(&mut self.unsaid).into_iter();
         let words = |node: &Name| {
@@ -119,7 +121,7 @@ impl NodeStatuses {
             self.entries.iter().filter(|(_, entry)| entry.own.is_there()).map(|(node, _)| node.clone()).collect();
     }
 
-    /// Records what another controller publishes.
+    /// Records the status that other controllers publish.
     pub(crate) fn apply(&mut self, heard: StatusEvent) {
         match heard {
             StatusEvent::Snapshot(words) => {
@@ -133,7 +135,7 @@ impl NodeStatuses {
     fn word(&mut self, StatusEntry { by, subject, words, at }: StatusEntry) {
         let Ok(node) = subject.parse::<Name>() else { return };
         let is_known = self.entries.contains_key(&node);
-        // An entry that another version of the controller wrote, and this one cannot read, is ignored.
+        // An entry of another version that this version cannot parse counts as removed.
         match words.and_then(|words| serde_json::from_slice(&words).ok()) {
             Some(status) if is_known || self.entries.len() < MAX_NODES => {
                 self.entries.entry(node).or_default().others.insert(by, (at, status));

@@ -29,14 +29,14 @@ use crate::token::EnrolmentToken;
 
 /// The interval between status exchanges with other controllers, and between attempts to reach a failed store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The interval between log lines about a held store.
+/// The interval between log lines while documents are withheld from nodes.
 const HELD_LOG_INTERVAL: Duration = Duration::from_secs(3600);
 /// The peer of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
-    /// The URIs of the peer's certificate. Empty: the peer has shown none.
+    /// The URIs of the peer's certificate; empty if the peer presented none.
     pub uris: Vec<String>,
-    /// The digest of the peer's key, as the state lists nodes and operators.
+    /// The digest of the peer's public key, in the form in which the state has the keys of nodes and operators.
     pub key: String,
     /// The peer's address.
     pub from: Option<SocketAddr>,
@@ -44,12 +44,12 @@ pub struct Peer {
     pub until: i64,
 }
 
-/// The orders for nodes, and their status.
+/// Sends orders to nodes, and records the status that nodes report.
 pub struct Push {
     controller: Arc<Controller>,
     audit: Arc<Audit>,
     status: Mutex<NodeStatuses>,
-    /// Counts status changes.
+    /// The number of status changes, which watchers observe.
     said: watch::Sender<u64>,
 }
 
@@ -161,11 +161,12 @@ impl Push {
         }
     }
 
-    /// Confirms a restored store once all enrolled nodes have reported what they keep, for as long as it is polled.
+    /// Confirms a restored store once all enrolled nodes have reported the revocations that they store. Runs for as
+    /// long as it is polled.
     pub(crate) async fn confirm(&self) {
         let (mut said, mut held) = (self.said(), self.controller.held());
         let mut outage = OutageLog::default();
-        // When the hold is logged again. `None`: no hold.
+        // When the log line is written again; `None` while no documents are withheld.
         let mut due: Option<tokio::time::Instant> = None;
         loop {
             said.borrow_and_update();
@@ -255,7 +256,7 @@ impl Push {
         }))
     }
 
-    /// The enrolled node that the peer's certificate names.
+    /// Returns the enrolled node that the peer's certificate names. Otherwise refuses the peer.
     pub(crate) fn node_of(&self, peer: &Peer) -> Result<Name, Status> {
         let view = self.controller.view();
         let overlay = view.state.catalog.overlay().map(|(name, _)| format!("spiffe://{name}/node/"));

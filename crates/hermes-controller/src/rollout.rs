@@ -1,13 +1,13 @@
-//! The order in which nodes take a change of paths: a node sends sessions to another one only while that one has the
-//! route.
+//! The order in which nodes take a change of paths: a node sends sessions to a neighbour only while the neighbour has
+//! the route.
 //!
 //! In: the documents that nodes have, and those that they must have in the end. Out: steps, each with documents for
 //! some nodes. The next step follows once the nodes of this one have reported, or after a timeout.
-//! Never: steps for a change that moves no sessions: all nodes get it at once. A rollout without an end: each step and
-//! the whole have a time limit.
+//! Never: steps for a change that moves no sessions, which all nodes receive at once.
+//! Never: a rollout without an end, because each step and the whole have a time limit.
 //!
-//! First all nodes learn the new routes and keep the old ones. Then nodes switch to their new routes, those nearest to
-//! a service first. Routes that no node uses are removed last.
+//! First, all nodes receive the new routes and retain the old ones. Then nodes switch to their new routes, those
+//! nearest to a service first. Routes that no node uses are removed last.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -28,7 +28,8 @@ use crate::store::Revision;
 
 /// The time limit of a step for connected nodes that do not report.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(2);
-/// The time limit of all steps. Then all nodes get their final documents, since a change may also take rights away.
+/// The time limit of all steps. After it, all nodes receive their final documents, because a change may also revoke
+/// permissions.
 const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum number of changes that one rollout combines.
@@ -39,10 +40,10 @@ const MEANWHILE: &str = "~";
 /// The delay before unused routes are removed, so that sessions already sent can arrive.
 const FORGET_DELAY: Duration = Duration::from_millis(500);
 
-/// The documents that nodes get at once.
+/// The documents that nodes receive in one step, by node.
 pub type Step = BTreeMap<Name, Bytes>;
 
-/// A step of a change.
+/// A step of a rollout: the revision of the change, and the number of the step, from 1.
 pub type StepId = (Revision, usize);
 
 /// A rollout in progress.
@@ -50,19 +51,19 @@ pub type StepId = (Revision, usize);
 pub struct Rollout {
     id: StepId,
     began: Instant,
-    /// Current documents of nodes that have not got their final ones.
+    /// Current documents of the nodes that have not received their final ones.
     given: Step,
     /// The documents of the current step.
     current: Step,
     next: VecDeque<Step>,
     moved: BTreeSet<Key>,
-    /// The plans that nodes may still follow: each since the rollout began.
+    /// The plans whose documents nodes may still run: all earlier plans since the rollout began.
     before: Vec<Plan>,
-    /// The time that nodes must stay healthy after each step. `None`: the rollout does not wait for health.
+    /// The time that nodes must stay healthy after each step; `None` if the rollout does not wait for health.
     settle: Option<Duration>,
     /// Steps before this one only add routes.
     turns_at: usize,
-    /// The last step only removes unused routes.
+    /// True if the last step only removes unused routes.
     has_forget: bool,
 }
 
@@ -76,8 +77,8 @@ struct Order {
 }
 
 impl Rollout {
-    /// Begins the rollout of a change, combined with an earlier one in progress. `None`: all nodes get the change at
-    /// once.
+    /// Begins the rollout of a change, combined with an earlier rollout in progress. Returns `None` if all nodes
+    /// receive the change at once.
     pub fn begin(
         earlier: Option<&Self>,
         (before, after): (&Plan, &Plan),
@@ -86,7 +87,7 @@ impl Rollout {
     ) -> Option<Self> {
         let mut moved = after.moved().clone();
         moved.extend(earlier.into_iter().flat_map(|earlier| earlier.moved.iter().cloned()));
-        // A rollout in waves takes its time, which does not count towards the limit.
+        // The duration of an earlier rollout in waves does not count towards the time limit.
         let began =
             earlier.filter(|earlier| earlier.settle.is_none()).map_or_else(Instant::now, |earlier| earlier.began);
         let mut befores = earlier.map(|earlier| earlier.before.clone()).unwrap_or_default();
@@ -113,7 +114,7 @@ impl Rollout {
         rollout.advance(after)
     }
 
-    /// Begins a rollout in waves. `None`: no existing node gets a new document.
+    /// Begins a rollout in waves. Returns `None` if no existing node receives a new document.
     pub fn in_waves(
         (before, after): (&Plan, &Plan),
         touched: &[(Name, bool)],
@@ -134,7 +135,7 @@ impl Rollout {
         let has_forget = !forget.is_empty();
         let mut nodes = forget.into_iter().peekable();
         if next.len() < turns_at {
-            // No node switches routes: the removals are the change, and go out in waves.
+            // No node switches routes, so the change consists of removals, which are sent in waves.
             while nodes.peek().is_some() {
                 next.push_back(nodes.by_ref().take(size).collect());
                 size = size.saturating_mul(waves.growth.get());
@@ -146,7 +147,7 @@ impl Rollout {
             .advance(after)
     }
 
-    /// Advances to the next step. `None`: all nodes have their final documents.
+    /// Advances to the next step. Returns `None` if all nodes have their final documents.
     pub fn advance(mut self, plan: &Plan) -> Option<Self> {
         self.current = self.next.pop_front()?;
         self.id.1 += 1;
@@ -160,12 +161,13 @@ impl Rollout {
         Some(self)
     }
 
-    /// The time that nodes must stay healthy after this step. `None`: the rollout does not wait for health.
+    /// The time that nodes must stay healthy after this step; `None` if the rollout does not wait for health.
     pub fn settle(&self) -> Option<Duration> {
         self.settle.map(|settle| if self.id.1 < self.turns_at { Duration::ZERO } else { settle })
     }
 
-    /// The delay after this step: a node's report can overtake the sessions that it sent just before.
+    /// The delay after this step. It is needed because a node's report can overtake the sessions that the node sent
+    /// just before.
     pub fn linger(&self) -> Duration {
         if self.has_forget && self.next.len() == 1 { FORGET_DELAY } else { Duration::ZERO }
     }
@@ -180,7 +182,7 @@ impl Rollout {
         self.id
     }
 
-    /// The document that a node must have until the rollout ends. `None`: the one in the plan.
+    /// The document that a node must have at this step; `None` if it is the one in the plan.
     pub fn given(&self, node: &Name) -> Option<&Bytes> {
         self.given.get(node)
     }
@@ -190,7 +192,7 @@ impl Rollout {
         &self.current
     }
 
-    /// Nodes that have not got their final documents.
+    /// Nodes that have not received their final documents.
     pub fn pending(&self) -> impl Iterator<Item = &Name> {
         self.given.keys()
     }
@@ -225,7 +227,8 @@ fn order(
                 (has.clone(), last.clone())
             })
         };
-        // A document that an earlier rollout sent without waiting is waited for now.
+        // The nodes of an earlier rollout's current step may not have reported yet. They are in the first step, so that
+        // this rollout waits for them.
         if both != *has || earlier.is_some_and(|earlier| earlier.current.contains_key(node)) {
             order.learn.insert(node.clone(), both.clone());
         }
@@ -239,8 +242,8 @@ fn order(
     order
 }
 
-/// Two documents for the time between: the current one with new routes added, and the final one with routes that nodes
-/// still send to.
+/// Returns the two intermediate documents of a node. The first is the current one with the new routes added. The second
+/// is the final one with the old routes to which neighbours still send.
 ///
 /// # Errors
 /// The documents cannot be combined; the error says why.
@@ -257,7 +260,8 @@ fn between((has, last): (&Bytes, &Bytes), is_sent: impl Fn(&str) -> bool) -> Res
     Ok((bytes(with(old.clone(), &new, |_| true))?, bytes(with(new, &old, is_sent))?))
 }
 
-/// A document with additions from another one, behind its own routes, since earlier routes take precedence.
+/// Adds routes, upstreams, listeners and users of another document. Added routes follow the document's own routes,
+/// because earlier routes take precedence.
 fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bool) -> Document {
     for route in other.routes.iter().filter(|route| is_wanted(plain(&route.name))) {
         let users = &route.matching.user;
@@ -267,7 +271,7 @@ fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bo
         if own.any(|own| is_theirs(&own.matching.user)) {
             continue;
         }
-        // The route is for users whose sessions still take, or already take, another path than the others'.
+        // The route is for users whose sessions still take the old path, or already take the new one.
         let mut name = route.name.clone();
         while document.routes.iter().any(|own| own.name == name) {
             name += MEANWHILE;
@@ -276,7 +280,8 @@ fn with(mut document: Document, other: &Document, is_wanted: impl Fn(&str) -> bo
     }
     let is_free = |upstream: &&Upstream| !document.upstreams.iter().any(|own| own.name == upstream.name);
     let upstreams: Vec<_> = other.upstreams.iter().filter(is_free).cloned().collect();
-    // Listeners for other nodes, and connections to them. Those for applications begin with the final document.
+    // Only listeners for other nodes and reverse connections to them are added. Listeners for applications start with
+    // the final document.
     let is_door = |listener: &&Listener| listener.dial.is_some() || listener.tls.is_some();
     let is_free = |listener: &&Listener| {
         let collides = |own: &Listener| own.name == listener.name || (own.bind.is_some() && own.bind == listener.bind);

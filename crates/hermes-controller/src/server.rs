@@ -40,7 +40,7 @@ const MAX_CONNECTIONS: usize = 50_000;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum time between the handshake and the first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum time for a connection without a client certificate, which is only good for an enrolment.
+/// The maximum time for a connection without a client certificate, which only permits an enrolment.
 const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(60);
 /// The maximum time for a certificate request, including the store.
 const ISSUE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -53,7 +53,7 @@ const CERTIFICATE_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The interval between attempts to accept after a failure.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves until the future is dropped.
+/// Serves nodes and operators until the future is dropped.
 ///
 /// # Errors
 /// The controller's certificate cannot be issued.
@@ -120,7 +120,8 @@ pub async fn serve(
 
 /// The TLS configuration: a certificate for these names and addresses, and the CAs of accepted clients.
 ///
-/// The chain includes the CA and the cross-certificates of earlier CAs, so that a client with only a pin finds its CA.
+/// The chain includes the CA and the cross-certificates of earlier CAs, so that a client with only a pin finds the CA
+/// that it trusts.
 fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsServerConfig>, ApplyError> {
     let denied = |error: String| ApplyError::Denied(format!("the controller's own certificate: {error}"));
     let key = KeyPair::generate().map_err(|error| denied(error.to_string()))?;
@@ -132,7 +133,7 @@ fn config(controller: &Controller, hosts: &[String]) -> Result<Arc<tls::RustlsSe
     tls::server_config(&shown.map_err(tls)?, &clients, &[b"h2", b"http/1.1"]).map_err(tls)
 }
 
-/// Returns a configuration with a new certificate, or the earlier one if no certificate can be issued.
+/// Returns a configuration with a new certificate, or the earlier configuration if no certificate can be issued.
 fn renewed(
     before: Arc<tls::RustlsServerConfig>,
     controller: &Controller,
@@ -150,7 +151,7 @@ async fn shake_hands(
     from: SocketAddr,
     audit: &Audit,
 ) -> Option<Io> {
-    // Small messages must not wait for more data.
+    // Without Nagle's algorithm, small messages are sent at once.
     let _ = tcp.set_nodelay(true);
     // HTTP/2 detects a dead peer by keepalive pings; HTTP/1.1 has none.
     hermes_net::tcp::bound_unread(&tcp, KEEPALIVE.0 + KEEPALIVE.1);
@@ -270,7 +271,7 @@ async fn answer(
             });
             grpc.streaming(serve, request).await
         }
-        // For probes, which have no certificate; only operators see the reason.
+        // Probes have no certificate, so the response leaves out the reason, which only operators may see.
         "/healthz" => {
             let (status, _) = metrics::health(&push);
             let word = if status.is_success() { "ok\n" } else { "store unreachable\n" };
@@ -290,7 +291,7 @@ async fn answer(
     grpc.map(axum::body::Body::new)
 }
 
-/// Ends a request that arrives too slowly.
+/// Ends a request that takes too long.
 async fn in_time(answering: impl Future<Output = Response<Body>>) -> Response<Body> {
     let late = || Status::deadline_exceeded(format!("timeout after {ISSUE_TIMEOUT:?}; try again")).into_http();
     tokio::time::timeout(ISSUE_TIMEOUT, answering).await.unwrap_or_else(|_| late())

@@ -14,19 +14,19 @@ use crate::catalog::{Catalog, Revoked};
 use crate::document::{Key, Name, Resource};
 use crate::store::Revision;
 
-/// One entry of the log: a set of changes, made together, and their author.
+/// An entry of the log: a set of changes, made together, and their author.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Commit {
     /// The time, in milliseconds since 1970, by the controller's clock.
     pub at: u64,
-    /// The author: `operator`, `provider/NAME`, `node/NAME` or `controller`.
+    /// The author: `operator/NAME`, `provider/PROVIDER/NAME`, `token/ID` or `controller`.
     pub by: String,
     /// The changes, in order.
     pub changes: Vec<Change>,
 }
 
-/// One change of the state.
+/// A change of the state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Change {
@@ -37,7 +37,7 @@ pub enum Change {
     /// Sets the CA that signs.
     #[serde(rename = "authority")]
     Ca(Ca),
-    /// Begins, changes or ends (`None`) a rotation: a second CA is trusted.
+    /// Begins, changes or ends (`None`) a rotation, during which a second CA is trusted.
     Rotation(Option<Rotation>),
     /// Retires a CA: it no longer signs, and nodes no longer trust it.
     Retired(RetiredCa),
@@ -62,7 +62,7 @@ pub enum Change {
         /// The name of the node.
         node: Name,
     },
-    /// Revokes a key, whatever certificates its holder has.
+    /// Revokes a key, and so all certificates for it.
     Revoked(Revoked),
     /// Readmits a revoked key that has enrolled again.
     Readmitted {
@@ -71,11 +71,11 @@ pub enum Change {
         /// The digest of the key, as [`EnrolledNode::key`].
         key: String,
     },
-    /// Rolls this commit out in waves. The earlier documents are kept for a rollback.
+    /// Rolls this commit out in waves. The earlier documents are stored for a rollback.
     Rollout(Vec<PreviousDocument>),
-    /// Records that an owner was refused during a rollout, and gets the next turn.
+    /// Records that an owner was refused during a rollout, and waits for a turn.
     Awaited {
-        /// The owner of the documents. `None`: the operator.
+        /// The owner of the documents; `None` for the operator.
         owner: Option<Name>,
     },
     /// Withholds documents: a node has run this revision, which the store has lost.
@@ -89,7 +89,7 @@ pub enum Change {
     Step(usize),
     /// Ends the rollout.
     Settled {
-        /// The reason for the rollback. `None`: the rollout succeeded.
+        /// The reason for the rollback; `None` if the rollout succeeded.
         failed: Option<String>,
     },
 }
@@ -100,7 +100,7 @@ pub enum Change {
 pub struct PreviousDocument {
     /// The key of the document.
     pub key: Key,
-    /// The earlier document. `None`: it did not exist.
+    /// The earlier document; `None` if it did not exist.
     pub resource: Option<Resource>,
 }
 
@@ -125,7 +125,7 @@ pub struct WavedRollout {
 pub struct RolloutQueue {
     /// The waiting owners, in order.
     pub waiting: Vec<Option<Name>>,
-    /// When the turn of the first owner ends, in milliseconds since 1970. 0: a rollout is in progress.
+    /// When the turn of the first owner ends, in milliseconds since 1970; 0 while a rollout is in progress.
     pub until: u64,
 }
 
@@ -133,9 +133,9 @@ pub struct RolloutQueue {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Rotation {
-    /// The CA that does not sign.
+    /// The one of the two CAs that does not sign.
     pub other: Ca,
-    /// True if that CA signed before; false if it will sign.
+    /// True if `other` signed before; false if it will sign.
     pub is_leaving: bool,
     /// The cross-certificate of the new CA by the old one (PEM), for peers that trust only the old one.
     pub proof: String,
@@ -149,12 +149,12 @@ pub struct Rotation {
 pub struct RetiredCa {
     /// The certificate (PEM).
     pub certificate: String,
-    /// The certificates above it (PEM).
+    /// The certificates of its issuers (PEM), up to the root.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub chain: String,
     /// The cross-certificate of the next CA by this one (PEM).
     pub proof: String,
-    /// When its last certificate expires, in milliseconds since 1970.
+    /// When the last certificate that the CA issued expires, in milliseconds since 1970.
     pub until: u64,
 }
 
@@ -166,7 +166,7 @@ pub struct Operator {
     pub key: String,
     /// The name in the certificate.
     pub name: Name,
-    /// The provider whose documents may be changed. `None`: all documents.
+    /// The provider whose documents may be changed; `None` for all documents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider: Option<Name>,
     /// When the certificate expires, in milliseconds since 1970.
@@ -181,7 +181,7 @@ impl RolloutQueue {
     }
 }
 
-/// The owner of the documents that a subject of the log changes.
+/// Returns the provider whose documents an author of commits changes; `None` for the operator.
 pub fn owner_of(by: &str) -> Option<Name> {
     by.strip_prefix("provider/")?.split('/').next()?.parse().ok()
 }
@@ -190,7 +190,7 @@ pub fn owner_of(by: &str) -> Option<Name> {
 const TURN_DURATION: u64 = 30_000;
 /// The maximum number of waiting owners.
 const MAX_WAITING: usize = 1024;
-/// The maximum number of retired CAs that are remembered.
+/// The maximum number of retired CAs that the state contains.
 const MAX_RETIRED: usize = 4;
 
 /// A single-use enrolment token.
@@ -199,7 +199,7 @@ const MAX_RETIRED: usize = 4;
 pub struct Token {
     /// The id. The rest of the token is secret.
     pub id: String,
-    /// SHA-256 of the secret, in hex: a reader of the store cannot use the token.
+    /// SHA-256 of the secret, in hex, so that a reader of the store cannot use the token.
     pub digest: String,
     /// The node that may enrol.
     pub node: Name,
@@ -217,11 +217,11 @@ pub struct EnrolledNode {
     pub key: String,
     /// The time of enrolment, in milliseconds since 1970.
     pub since: u64,
-    /// The digest of the token that the node enrolled with.
+    /// The digest of the token with which the node enrolled.
     pub token: String,
 }
 
-/// The state after some entry. Copies are cheap.
+/// The state of an overlay after an entry of the log. Copies are cheap.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// The revision of the last commit.
@@ -232,11 +232,11 @@ pub struct State {
     pub changed: RedBlackTreeMapSync<Key, Revision>,
     /// The revision at which each deleted document was deleted.
     pub deleted: RedBlackTreeMapSync<Key, Revision>,
-    /// Deletions up to this revision are forgotten.
+    /// The revision up to which deletions are no longer in `deleted`.
     pub forgotten: Revision,
     /// The longest certificate lifetime that documents ever set, in milliseconds: some certificates may still have it.
     pub longest_life: u64,
-    /// The CA that signs. `None` before the first one is made.
+    /// The CA that signs; `None` before the first one is created.
     pub authority: Option<Ca>,
     /// The rotation in progress.
     pub rotation: Option<Arc<Rotation>>,
@@ -249,14 +249,14 @@ pub struct State {
     /// Enrolled nodes.
     pub members: RedBlackTreeMapSync<Name, EnrolledNode>,
     /// Keys that were revoked and have enrolled again, with the time (milliseconds since 1970) until which a node may
-    /// still hold the revocation.
+    /// still store the revocation.
     pub readmitted: RedBlackTreeMapSync<String, u64>,
-    /// The store was restored, or lacks a revision that nodes have run, and nobody has confirmed it. Nodes get no
-    /// documents.
+    /// True if the store was restored, or lacks a revision that nodes have run, and its content has not been confirmed.
+    /// Documents are then withheld from nodes.
     pub is_unconfirmed: bool,
     /// The last revision that a node ran and the store has lost.
     pub behind: Revision,
-    /// The rollout in waves.
+    /// The rollout in waves that is in progress.
     pub rollout: Option<Arc<WavedRollout>>,
     /// The owners who wait for their turn.
     pub turns: Arc<RolloutQueue>,
@@ -341,7 +341,7 @@ impl State {
     /// The number of waiting owners whose turns have passed; turns follow one another.
     fn missed(&self, now: u64) -> usize {
         if self.turns.until > now.saturating_add(TURN_DURATION) {
-            // The clock was set back in the meantime. The turns must not last until it has caught up.
+            // The clock was set back since then. The turns must not last until it has caught up.
             return usize::MAX;
         }
         let late = now.saturating_sub(self.turns.until).div_ceil(TURN_DURATION);
@@ -381,7 +381,7 @@ impl State {
         self.authority.iter().chain(self.rotation.as_deref().map(|rotation| &rotation.other))
     }
 
-    /// The record of a CA that is retired now.
+    /// Returns the record of a CA that is retired now.
     pub fn retired(&self, authority: &Ca, proof: &str, now: u64) -> RetiredCa {
         // An overlay may give nodes a day more than operators get.
         let until = now.saturating_add(self.longest_life().max(milliseconds(OPERATOR_LIFE)));
@@ -397,7 +397,7 @@ impl State {
             .map_or(CERTIFICATE_LIFE, |life| life.0)
     }
 
-    /// The revocation of a node's key, from now on.
+    /// Returns the revocation of a node's key, which begins now.
     pub fn revoked(&self, member: &EnrolledNode, now: u64) -> Revoked {
         let until = now.saturating_add(self.longest_life());
         Revoked { node: member.node.clone(), key: member.key.clone(), until }
@@ -409,7 +409,8 @@ impl State {
         self.longest_life.max(milliseconds(CERTIFICATE_LIFE))
     }
 
-    /// The revision at which a document last changed or was deleted, as far as known.
+    /// Returns the revision at which a document last changed or was deleted. If that is no longer recorded, returns the
+    /// highest revision at which it may have been deleted.
     pub fn touched(&self, key: &Key) -> Revision {
         let gone = || self.deleted.get(key).copied().unwrap_or(self.forgotten);
         self.changed.get(key).copied().unwrap_or_else(gone)
@@ -444,7 +445,7 @@ impl State {
         serde_json::to_vec(&base).unwrap_or_default()
     }
 
-    /// Reads a base of this revision.
+    /// Restores the state from a base, which is the state saved at this revision.
     ///
     /// # Errors
     /// The text is not a base of this version.
@@ -476,7 +477,7 @@ impl State {
 }
 
 const VERSION: u32 = 1;
-/// The maximum number of deletions that are remembered.
+/// The maximum number of deletions that the state records.
 const MAX_DELETED: usize = 10_000;
 
 fn milliseconds(duration: Duration) -> u64 {

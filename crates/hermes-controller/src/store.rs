@@ -2,10 +2,10 @@
 //!
 //! In: entries, each appended by a controller that has read all before it. Out: the same entries, in order, to every
 //! controller.
-//! Never: the meaning of entries. [`crate::state`] derives the state, so that a store only has to keep the order and
-//! lose nothing.
+//! Never: the meaning of entries. [`crate::state`] derives the state, so that a store only has to preserve the order
+//! and all entries.
 //!
-//! Appending is compare-and-set. If two controllers both know revision 7, one appends entry 8. The other gets
+//! Appending is compare-and-set. If two controllers both know revision 7, one appends entry 8. The other receives
 //! [`StoreError::Behind`], reads entry 8, and tries again. Transactions, single use and optimistic concurrency need no
 //! more.
 
@@ -18,13 +18,13 @@ use futures_util::future::BoxFuture;
 pub use etcd::{Credentials, Etcd};
 pub use sqlite::Sqlite;
 
-/// The number of entries up to and including one of them. The first is 1; 0 is the empty log.
+/// The number of an entry in the log. The first entry is 1; 0 stands for the empty log.
 pub type Revision = u64;
 
-/// The maximum size of an entry, and so of one `apply`.
+/// The maximum size of an entry, and so of one `apply`, in bytes.
 pub const MAX_ENTRY: usize = 64 << 20;
 
-/// One entry of the log.
+/// An entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// The revision.
@@ -33,7 +33,7 @@ pub struct Entry {
     pub bytes: Bytes,
 }
 
-/// The state after the first entries, so that a starting controller needs none of them.
+/// The state after the first entries of the log. It replaces them, so that a starting controller need not read them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseState {
     /// The revision of the state.
@@ -45,7 +45,7 @@ pub struct BaseState {
 /// The result of reading after a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogRead {
-    /// The next entries, as many as are read at once. Empty: there are none.
+    /// The next entries, as many as are read at once; empty if there are none.
     Entries(Vec<Entry>),
     /// The next entry was compacted: begin at the base.
     Gone,
@@ -91,7 +91,7 @@ pub enum StoreError {
 
 /// A log that controllers share.
 pub trait Store: Send + Sync + 'static {
-    /// The base. `None`: the log begins at its first entry.
+    /// Returns the base; `None` if the log begins at its first entry.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -127,25 +127,25 @@ pub trait Store: Send + Sync + 'static {
     /// The store is not empty, or cannot be written.
     fn begin(&self, base: BaseState) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// The status exchange between controllers, outside the log. `None`: this store has one controller.
+    /// The status exchange between controllers, outside the log; `None` if this store supports only one controller.
     fn shared(&self) -> Option<&dyn StatusExchange> {
         None
     }
 }
 
-/// The status of a subject. `None`: removed.
+/// The name of a subject, and its status; `None` if the status was removed.
 pub type StatusUpdate = (String, Option<Bytes>);
 
 /// A status that another controller published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusEntry {
-    /// The controller.
+    /// The controller that published the status.
     pub by: String,
-    /// The subject.
+    /// The name of the subject, such as a node.
     pub subject: String,
-    /// The status. `None`: removed, or the controller has disconnected.
+    /// The status; `None` if it was removed, or the controller has disconnected.
     pub words: Option<Bytes>,
-    /// Orders all entries: later ones have a higher number, whichever controller publishes them.
+    /// A number that orders the entries of all controllers: later entries have higher numbers.
     pub at: i64,
 }
 
@@ -160,8 +160,8 @@ pub enum StatusEvent {
 
 /// The status exchange between controllers. An entry lasts as long as its controller is connected.
 pub trait StatusExchange: Send + Sync {
-    /// Publishes the status of these subjects. Must be called at least every three seconds, with an empty list if need
-    /// be: entries of a controller expire after ten.
+    /// Publishes the status of these subjects. The caller must call it at least every three seconds, if necessary with
+    /// an empty list. Otherwise, the entries of the controller expire after ten seconds.
     ///
     /// # Errors
     /// The publication failed. All entries must be published again.

@@ -1,7 +1,7 @@
 //! Enrolment tokens: each allows one node to enrol once, at a controller of the overlay.
 //!
 //! In: randomness. Out: `hermes1.ID.SECRET.PIN`. The store has the id and a digest of the secret. The pin is the digest
-//! of the CA's certificate, so that the node talks to no other controller.
+//! of the CA's certificate, so that the node rejects any other controller.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,7 +28,7 @@ pub struct EnrolmentToken {
 }
 
 impl EnrolmentToken {
-    /// Generates a token for this CA.
+    /// Generates a token with the pin of a CA's certificate.
     ///
     /// # Errors
     /// The system has no randomness.

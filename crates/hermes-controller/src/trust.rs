@@ -2,8 +2,8 @@
 //!
 //! In: the state. Out: the chain for each kind of certificate, the CAs that nodes must trust, and those that a
 //! controller accepts.
-//! Never: two members that reject each other. Certificates of the new CA go with its cross-certificate by the old one,
-//! as long as anybody needs it.
+//! Never: two members that reject each other. Certificates of the new CA are sent with its cross-certificate by the old
+//! one, as long as a peer may need it.
 
 use std::collections::BTreeSet;
 
@@ -22,16 +22,16 @@ pub struct Trust {
     pub issuer: String,
     /// The chain of a certificate of a node or an operator (PEM).
     pub chain: String,
-    /// The chain of a controller's certificate (PEM): all of the CA, so that a client with only a pin finds it, and the
-    /// cross-certificates from earlier CAs.
+    /// The chain of a controller's certificate (PEM): the CA, its complete chain, and the cross-certificates by earlier
+    /// CAs. It is complete so that a client with only a pin finds the pinned CA.
     pub shown: String,
-    /// The CAs that a controller accepts client certificates from (PEM): the signing CAs alone, not their roots, and
-    /// retired ones. The controller also checks each key.
+    /// The CAs whose client certificates a controller accepts (PEM): the trusted CAs without their roots, and retired
+    /// CAs. The controller also checks each key.
     pub issuers: String,
 }
 
 impl State {
-    /// The trust that follows from the state.
+    /// Computes the trust from the state.
     ///
     /// # Errors
     /// A certificate in the store is invalid.
@@ -43,7 +43,7 @@ impl State {
         let mut trust = Trust { issuer: facts(&authority.certificate)?.key, ..Trust::default() };
         for authority in both {
             let root = authority.root();
-            // Two CAs of one root count once.
+            // A root that two CAs share is added once.
             if trust.fingerprints.insert(facts(&root)?.fingerprint) {
                 trust.authorities += &root;
             }
@@ -65,14 +65,14 @@ impl State {
     /// The certificate of the CA that signs.
     ///
     /// # Errors
-    /// The file is missing or invalid.
+    /// The overlay has no CA yet, or its certificate is invalid.
     pub fn signing(&self) -> Result<CertificateInfo, String> {
         facts(&self.authority.as_ref().ok_or("no CA yet")?.certificate)
     }
 }
 
 impl Trust {
-    /// A digest of the trust. Clients compare it to learn whether they need new CA certificates.
+    /// A digest of the trust. Clients compare it to determine whether they need new CA certificates.
     pub fn mark(&self) -> String {
         let all = format!("{}{}{}", self.authorities, self.issuer, self.chain);
         hex(&sha256(all.as_bytes())[..8])

@@ -1,4 +1,4 @@
-//! Conditional requests and responses, in computed time.
+//! Tests of conditional requests and their responses, with simulated times.
 
 #![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 
@@ -44,7 +44,7 @@ fn a_client_that_has_it_is_told_so() {
     assert!(!met(&[("if-modified-since", THEN)], &[("last-modified", LATER)]));
     assert!(met(&[("if-modified-since", LATER)], &[("date", THEN)]));
     assert!(!met(&[("if-modified-since", THEN)], &[("date", LATER)]));
-    // A date counts only without an entity tag.
+    // `If-Modified-Since` is ignored beside `If-None-Match`.
     assert!(!met(
         &[("if-none-match", "\"b\""), ("if-modified-since", LATER)],
         &[("etag", "\"a\""), ("last-modified", THEN)]
@@ -112,7 +112,7 @@ fn what_names_another_one_says_nothing_of_this_one() {
         (&[("etag", "\"a\"")], &[("etag", "W/\"b\"")], false),
         (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "\"b\"")], false),
-        // The stored response has a date alone: the new one adds a tag, or describes another representation.
+        // The stored response has only `Last-Modified`. The new response adds an entity tag, or differs.
         (&[("last-modified", THEN)], &[("etag", "\"b\""), ("last-modified", THEN)], true),
         (&[("last-modified", THEN)], &[("etag", "\"b\"")], false),
         (&[("last-modified", THEN)], &[("last-modified", LATER)], false),

@@ -1,10 +1,10 @@
-//! Freshness, storage and use of responses, in computed time.
+//! Tests of freshness, storage and use of responses, with simulated times.
 
 #![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 
 use super::*;
 
-/// A Monday, at a whole second.
+/// Tue, 14 Nov 2023 22:13:20 GMT; a whole second, because HTTP dates have no fractions.
 const NOW: Millis = 1_700_000_000_000;
 const SECOND: Millis = 1000;
 
@@ -52,7 +52,7 @@ fn a_response_is_fresh_for_as_long_as_it_says() {
         (&[("expires", "@60"), ("expires", "@60")], 0),
         (&[("cache-control", "max-age=7"), ("expires", "@60")], 7),
         (&[("cdn-cache-control", "max-age=9"), ("cache-control", "max-age=1"), ("expires", "@60")], 9),
-        // A tenth of the age, and at most a day.
+        // Heuristic freshness is a tenth of the time since the last modification, and at most a day.
         (&[("last-modified", "@-1000"), ("date", "@0")], 100),
         (&[("last-modified", "@-99999999"), ("date", "@0")], 24 * 3600),
         (&[], 0),
@@ -149,7 +149,7 @@ fn what_is_stale_stands_in_where_nobody_forbids_it() {
     for (response, request, seconds, unreachable, expected) in [
         ("max-age=1", "", 2, hour, true),
         ("max-age=1", "", 3602, hour, false),
-        // The origin was reached, and did not allow a stale response.
+        // The origin was reached, and no directive allows a stale response.
         ("max-age=1", "", 2, None, false),
         ("max-age=1, stale-if-error=60", "", 60, None, true),
         ("max-age=1, stale-if-error=60", "", 62, None, false),

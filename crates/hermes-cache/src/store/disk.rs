@@ -1,8 +1,8 @@
 //! The disk tier: one file for each object, and one thread that reads and writes them.
 //!
 //! In: contents to store, changed heads, files to read or remove. Out: contents, and after a start, the stored objects.
-//! No worker waits for the disk: it queues a job, and learns of a content when it is read. Truncated or damaged files
-//! are removed and count as missing.
+//! A worker never waits for the disk. It queues a job; for a read, it awaits a future. Truncated or damaged files are
+//! removed and count as missing.
 
 mod file;
 pub mod root;
@@ -35,7 +35,7 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(250);
 const OBJECT: &str = "object";
 const DRAFT: &str = "draft";
 
-/// The name of a file.
+/// The number that names a file.
 pub type FileId = u64;
 
 /// The result of a read.
@@ -69,11 +69,12 @@ enum Job {
     Remove {
         file: FileId,
     },
-    /// Stop: no further job follows.
+    /// The thread ends; it drops the jobs that are still queued.
     Retire,
 }
 
-/// Stages of the directory's ownership. Jobs wait until the owner is known; if it is another process, they are dropped.
+/// Stages of a [`Disk`]. The lock of the directory is not taken yet, or held by this process, or by another process; in
+/// the last stage, the thread has ended. Jobs stay queued in the first stage, and are dropped in the third.
 const OPENING: u8 = 0;
 const READY: u8 = 1;
 const BARRED: u8 = 2;
@@ -82,7 +83,7 @@ const RETIRED: u8 = 3;
 /// Waiting readers by file: each file is read once for all of them.
 type Loading = Mutex<HashMap<FileId, Vec<oneshot::Sender<Loaded>>>>;
 
-/// Handle of the thread, which ends when this is dropped.
+/// Handle of the thread that reads and writes files. The thread ends when the handle is dropped.
 pub struct Disk {
     jobs: mpsc::Sender<Job>,
     pending: Arc<AtomicUsize>,
@@ -95,7 +96,7 @@ pub struct Disk {
 pub struct Ended(mpsc::Receiver<()>);
 
 impl Ended {
-    /// Waits until the writer has ended.
+    /// Waits until the thread has ended.
     pub fn wait(self) {
         // The channel closes with the thread; it never carries a value.
         let _ = self.0.recv();
@@ -108,13 +109,13 @@ pub struct CacheDir {
     pub root: Arc<Root>,
     /// The directory of this cache.
     pub directory: PathBuf,
-    /// An earlier cache of this process, which was told to release the same directory.
+    /// The end of an earlier cache of this process, which is releasing the same directory; `None` if there was none.
     pub former: Option<Ended>,
 }
 
 impl Disk {
-    /// Starts the thread. Returns `None` if that fails. The cache receives the stored objects once the directory is
-    /// locked.
+    /// Starts the thread. Returns `None` if the thread cannot be started. The cache receives the stored objects once
+    /// the directory is locked.
     pub fn start(place: CacheDir, cache: Weak<Cache>) -> Option<Self> {
         let (jobs, todo) = mpsc::channel();
         let (alive, ended) = mpsc::channel::<()>();
@@ -134,7 +135,7 @@ impl Disk {
         };
         let started = std::thread::Builder::new().name("cache-disk".to_owned()).spawn(run);
         started
-            .inspect_err(|error| tracing::warn!(%error, "the cache has no disk: no thread could be started"))
+            .inspect_err(|error| tracing::warn!(%error, "cannot start the disk thread; caching in memory only"))
             .ok()?;
         Some(Self { jobs, pending, loading, stage, ended: Mutex::new(Some(Ended(ended))) })
     }
@@ -144,8 +145,8 @@ impl Disk {
         let _ = self.jobs.send(Job::Begin);
     }
 
-    /// Stops the thread, because another owner takes the directory. Returns the signal that it is free, the first time
-    /// only.
+    /// Stops the thread, because another owner takes the directory. The first call returns the signal that the
+    /// directory is free, further calls return `None`.
     pub fn retire(&self) -> Option<Ended> {
         self.stage.store(RETIRED, Ordering::Release);
         self.pending.fetch_add(1, Ordering::Relaxed);
@@ -158,7 +159,7 @@ impl Disk {
         self.push(Job::Keep { key: key.clone(), id, head: head.clone(), content })
     }
 
-    /// Whether jobs are useful: the directory is not known to belong to another process.
+    /// Whether jobs are useful. False if another process holds the directory, or the thread has ended.
     pub fn is_open(&self) -> bool {
         matches!(self.stage.load(Ordering::Acquire), OPENING | READY)
     }
@@ -233,8 +234,8 @@ impl DiskThread {
         }
         self.stage.store(RETIRED, Ordering::Release);
         todo.try_iter().for_each(|job| self.leave(job));
-        // The order matters: a caller that waits for a file has queued a job before, and nobody can queue one after the
-        // drop.
+        // The queue is dropped first: afterwards, no caller can queue a read, and all callers that wait for one are in
+        // `loading`.
         drop(todo);
         waiting(&self.loading).clear();
     }
@@ -245,7 +246,7 @@ impl DiskThread {
         let _ = self.stage.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
     }
 
-    /// Locks the directory. Returns `None` if that is impossible or no longer wanted.
+    /// Locks the directory. Returns `None` if that is impossible, or if the cache retires first.
     fn take(&mut self, root: &Arc<Root>, todo: &mpsc::Receiver<Job>) -> Option<Arc<Lock>> {
         let mut has_told = false;
         loop {
@@ -265,7 +266,7 @@ impl DiskThread {
                 let directory = self.directory.display();
                 tracing::info!(%directory, "another process uses the cache directory; waiting until it exits");
             }
-            // While another process holds the lock, only the end of the queue matters.
+            // While another process holds the lock, all jobs are dropped except for the one that ends the thread.
             match todo.recv_timeout(LOCK_POLL_INTERVAL) {
                 Ok(Job::Retire) | Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 Ok(job) => self.leave(job),
@@ -335,7 +336,7 @@ impl DiskThread {
                 let _ = fs::remove_file(&draft);
                 cache.unwritten(key, id);
                 cache.hit_limit("cache-disk");
-                tracing::warn!(path = %path.display(), %error, "an object of the cache could not be written; is the disk full?");
+                tracing::warn!(path = %path.display(), %error, "cannot write a cached response; is the disk full?");
             }
         }
     }
@@ -359,7 +360,7 @@ impl DiskThread {
         }
     }
 
-    /// Reports the objects on disk to the cache, the latest last. Foreign files stay unchanged.
+    /// Reports the objects on disk to the cache, the most recently modified last. Foreign files stay unchanged.
     fn report_objects(&mut self) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         let mut files = Vec::new();
@@ -369,7 +370,7 @@ impl DiskThread {
             let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
             match (metadata, ours(&entry.path())) {
                 (Some(metadata), Some((file, OBJECT))) => files.push((metadata.modified().ok(), file)),
-                // A draft is left over from a killed process. The present owner has not written any yet.
+                // A draft is left over from a killed process, because this thread has not written one yet.
                 (Some(_), Some(_)) => drop(fs::remove_file(entry.path())),
                 _ => foreign += 1,
             }
@@ -402,11 +403,11 @@ impl DiskThread {
 
 fn patch(layout: &mut Layout, path: &Path, key: &Arc<str>, head: &Head) {
     if let Err(error) = layout.patch(path, key, head) {
-        tracing::debug!(%error, "a head of the cache could not be written");
+        tracing::debug!(%error, "cannot update the head of a cached response");
     }
 }
 
-/// The id and kind of a file, if its name is one that the cache gives.
+/// Returns the id and extension of a file; `None` if the cache does not use such names.
 fn ours(path: &Path) -> Option<(FileId, &'static str)> {
     let (stem, extension) = path.file_name()?.to_str()?.split_once('.')?;
     let extension = [OBJECT, DRAFT].into_iter().find(|known| *known == extension)?;

@@ -15,15 +15,16 @@ use super::Stored;
 use super::disk::FileId;
 use super::merge::StoredParts;
 
-/// Maximum variants of a target. A client that keeps varying its request fields gets no more room.
+/// Maximum number of variants of a target. It limits the memory that a client can use by varying its request fields.
 const MAX_VARIANTS: usize = 32;
-/// Maximum targets whose responses serve a single client, and the time for which they count as such. Requests for them
-/// do not wait for each other.
+/// Maximum number of targets marked as solitary, and the time that a mark lasts. Responses of such a target serve a
+/// single client, so that requests for it do not wait for each other.
 const MAX_SOLITARY: usize = 4096;
 const SOLITARY_FOR: Millis = 60_000;
-/// Maximum targets that are invalidated before the files on disk have been read. Beyond it, no such file is used.
+/// Maximum number of targets recorded as invalidated before the files on disk have been read. Beyond it, no file that
+/// is still unread is used.
 const MAX_ENDED: usize = 65_536;
-/// Maximum contents that are examined for one that may be evicted.
+/// Maximum number of contents that one search for an evictable content examines.
 const MAX_EVICTION_CANDIDATES: usize = 256;
 
 #[derive(Default)]
@@ -34,8 +35,8 @@ pub(crate) struct State {
     /// Variants with a file, by last use.
     pub(crate) filed: BTreeMap<u64, LruPosition>,
     pub(crate) flights: HashMap<Arc<str>, Vec<Arc<Flight>>>,
-    /// Targets whose responses serve a single client, by hash, which is short whatever clients request. A collision
-    /// only means that requests do not wait for each other.
+    /// Targets whose responses serve a single client: the hash of the key, and when the mark expires. A hash is short,
+    /// whatever clients request. After a collision, requests needlessly do not wait for each other.
     solitary: HashMap<u64, Millis>,
     /// Targets that were invalidated before their files have been read; `None` once all files have been read.
     pub(crate) ended: Option<Outdated>,
@@ -47,7 +48,7 @@ pub(crate) struct State {
 
 pub(crate) type LruPosition = (Arc<str>, u64);
 
-/// Targets, by the hashes of their keys.
+/// Invalidated targets, by the hashes of their keys.
 pub(crate) enum Outdated {
     These(HashSet<u64>),
     /// Too many to list.
@@ -62,7 +63,7 @@ pub(crate) struct Variant {
     pub(crate) shape: Arc<StoredRanges>,
     pub(crate) content: Option<Arc<Content>>,
     pub(crate) file: Option<DiskFile>,
-    /// Writes in progress. Until they end, the content is in memory alone.
+    /// Number of queued or running writes. Until they end, the content is only in memory.
     pub(crate) writes: u32,
     /// Bytes that the variant had when it was last queued for writing.
     pub(crate) written: u64,
@@ -106,7 +107,8 @@ impl State {
         }
     }
 
-    /// Inserts a variant. Returns its number, and the file of a variant that had to be removed.
+    /// Inserts a variant. Returns its number. If the target has too many variants, the least recently used one is
+    /// removed, and its file is returned.
     pub(crate) fn insert(
         &mut self,
         key: &Arc<str>,
@@ -150,12 +152,12 @@ impl State {
         Some(file.id)
     }
 
-    /// The variant that was selected by the same request fields.
+    /// Returns the variant of a target that was selected by the same request fields with the same values.
     pub(crate) fn like(&self, key: &Arc<str>, vary: &Vary) -> Option<&Variant> {
         self.targets.get(key)?.iter().find(|variant| variant.head.vary == *vary)
     }
 
-    /// The stored content of the same representation, with this length.
+    /// Returns the stored content of the representation that `head` describes: strong entity tag and length are equal.
     pub(crate) fn known(&self, key: &Arc<str>, head: &Head, total: u64) -> Option<StoredParts> {
         let variant = self.like(key, &head.vary)?;
         let is_same = head.strong_etag().is_some() && head.strong_etag() == variant.head.strong_etag();
@@ -167,8 +169,8 @@ impl State {
         })
     }
 
-    /// Evicts the least recently used content from memory. Busy ones are skipped and count as used. Returns false if
-    /// none can be evicted.
+    /// Evicts the least recently used content from memory. Busy contents are skipped, and count as just used. Returns
+    /// false if no examined content can be evicted.
     pub(crate) fn cool_oldest(&mut self) -> bool {
         for _ in 0..MAX_EVICTION_CANDIDATES.min(self.warm.len()) {
             let Some(place) = self.warm.first_key_value().map(|(_, place)| place.clone()) else { break };
@@ -183,7 +185,7 @@ impl State {
         false
     }
 
-    /// Evicts a content from memory; without a file, its variant is removed.
+    /// Evicts a content from memory. If the variant has no file, the variant is removed.
     fn cool(&mut self, place: &LruPosition) {
         let has_file = self.find(place).is_some_and(|variant| {
             variant.content = None;
@@ -197,7 +199,7 @@ impl State {
         }
     }
 
-    /// Removes the least recently used variant. Returns its file, if it has one; `None` if the index is empty.
+    /// Removes the least recently used variant. Returns `Some` with its file, or `None` if the index is empty.
     pub(crate) fn remove_oldest(&mut self) -> Option<Option<FileId>> {
         let (warm, filed) = (self.warm.first_key_value(), self.filed.first_key_value());
         let oldest = [warm, filed].into_iter().flatten().min_by_key(|(used, _)| **used);
@@ -205,7 +207,7 @@ impl State {
         Some(self.remove(&place))
     }
 
-    /// Removes a variant's file; without content in memory, the variant is removed.
+    /// Removes and returns a variant's file. If the variant has no content in memory, the variant is removed.
     pub(crate) fn unfile(&mut self, place: &LruPosition) -> Option<FileId> {
         let variant = self.find(place)?;
         if variant.content.is_none() {
@@ -232,7 +234,7 @@ impl State {
             self.solitary.retain(|_, until| *until > now);
         }
         if self.solitary.len() >= MAX_SOLITARY {
-            // With this many targets, few clients ask for each.
+            // With this many targets, few requests have the same target, so that losing the marks costs little.
             self.solitary.clear();
         }
         let key = self.hasher.hash_one(key);

@@ -1,9 +1,9 @@
 //! Inserts a received response: as a replacement, or merged with stored parts of the same representation.
 //!
 //! In: a head and a content. Out: an updated index, and a job for the disk if that is worthwhile. Merging happens
-//! outside of the lock, and is repeated if another insertion was faster. An object has a maximum number of runs, and at
-//! most the chunks that its bytes need; otherwise the new content is not stored. Its file is written again only after
-//! it has grown by much.
+//! outside of the lock, and is repeated if another insertion was faster. A new content that would exceed the maximum
+//! number of runs is not stored. Contents with far more chunks than their bytes need are copied into longer chunks. A
+//! file is written again only after the content has grown by much.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use super::{Cache, LARGEST_SHARE};
 
 /// Maximum attempts to merge while other insertions are faster.
 const MAX_TRIES: usize = 3;
-/// A file is written again once this share of its length, and at least this many bytes, are new, or the content is
-/// complete.
+/// A file is written again once the content is complete, or has grown enough. Its new bytes must then be at least
+/// [`GROWN_BYTES`], and at least the file's length divided by this number.
 const GROWN_SHARE: u64 = 4;
 const GROWN_BYTES: u64 = 64 << 10;
 
 /// The stored content of a representation.
 pub(crate) struct StoredParts {
     pub(crate) id: u64,
-    /// The content in memory; `None` if it is on disk alone.
+    /// The content in memory; `None` if it is only on disk.
     pub(crate) content: Option<Arc<Content>>,
     pub(crate) length: u64,
 }
@@ -37,15 +37,15 @@ impl StoredParts {
 
 /// The outcome of a merge.
 enum Merged {
-    /// The content stands alone, and replaces the variant with the same request fields.
+    /// The content is not merged, and replaces the variant with the same request fields.
     Alone(Arc<Content>),
-    /// The content was merged into this variant.
+    /// The content was merged with that of the variant with this number.
     Within(u64, Arc<Content>),
-    /// The content is not stored: the stored one is better, or there would be too many runs.
+    /// The content is not stored; the value is the name of the limit that was reached.
     Not(&'static str),
 }
 
-/// A job for the disk.
+/// The job that the disk tier must do after an insertion.
 enum Job {
     Nothing,
     Write(u64, Arc<Content>),
@@ -54,8 +54,8 @@ enum Job {
 }
 
 impl Cache {
-    /// Stores a response, and ends the flight that brought it in the same step, so that every request finds one of
-    /// them.
+    /// Stores a response, and removes the flight that brought it under the same lock, so that each request finds the
+    /// response or the flight.
     pub fn keep(&self, key: &Arc<str>, head: &Arc<Head>, content: Content, flight: Option<&Arc<Flight>>) {
         let (mut gone, content) = (Vec::new(), Arc::new(content));
         let mut tries = 0;
@@ -88,8 +88,7 @@ impl Cache {
     }
 
     fn merged(&self, known: Option<&StoredParts>, content: &Arc<Content>) -> Merged {
-        // A complete content needs no stored parts. It also replaces them on disk, because the client asked for all of
-        // it anew.
+        // A complete content needs no stored parts. It also replaces them on disk, because their bytes may differ.
         let Some(known) = known.filter(|_| !content.shape().covers(&(0..content.total()))) else {
             return Merged::Alone(content.clone());
         };

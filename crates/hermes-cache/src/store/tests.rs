@@ -1,4 +1,4 @@
-//! The store at the limits of memory, disk and runs, together with the disk tier's thread.
+//! Tests of the store at the limits of memory, disk and runs, together with the disk tier's thread.
 
 use hermes_model::authority::Authority;
 use http::header::{CACHE_CONTROL, ETAG};
@@ -15,7 +15,7 @@ const NOW: Millis = 1_700_000_000_000;
 
 struct Store {
     cache: Arc<Cache>,
-    /// Dropped after the cache.
+    /// The directory of the cache; dropped after the cache.
     _directory: tempfile::TempDir,
 }
 
@@ -88,7 +88,7 @@ impl Store {
     fn filed(&self, path: &str) -> Stored {
         until("it is written", || self.stored(path).is_some_and(|stored| stored.file.is_some()));
         let place = (ask(path).key, self.stored(path).unwrap().id);
-        // The writer holds the content for another moment.
+        // The disk thread still references the content for a moment.
         until("it is let go", || self.cache.lock().find(&place).is_none_or(|variant| !variant.is_busy()));
         self.stored(path).unwrap()
     }

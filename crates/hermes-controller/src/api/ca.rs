@@ -18,7 +18,7 @@ const MAX_IMPORT_BYTES: usize = 256 << 10;
 /// The maximum number of nodes named in one message.
 const MAX_NAMED: usize = 10;
 
-/// The refusal of a provider's request.
+/// The detail with which a provider's request is refused.
 const WHOSE: &str = "only operators of the whole overlay may manage the CA";
 
 /// A CA as JSON.
@@ -73,7 +73,7 @@ pub(super) async fn show(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Imported {
-    /// PEM: the CA's certificate, then those above it up to the root.
+    /// PEM: the CA's certificate, then the certificates of its issuers up to the root.
     certificates: String,
     /// The CA's private key (PEM).
     key: String,
@@ -137,7 +137,7 @@ pub(super) async fn finish(
     end(&api, (&caller, &peer), "ca-finish", done.await)
 }
 
-/// A message that names the nodes that block a step.
+/// Returns a message that names the nodes that are not ready to finish the rotation; `None` if all are ready.
 fn lacking(progress: &[Progress]) -> Option<String> {
     let all: Vec<_> = progress.iter().filter(|node| !node.lacks.0.is_empty()).collect();
     let named = all.iter().take(MAX_NAMED).map(|node| {

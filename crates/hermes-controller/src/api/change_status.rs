@@ -1,7 +1,7 @@
-//! The status of a change at each node that it touches.
+//! The status of a change at each node whose document it changes.
 //!
-//! In: the outcome of the change, the reports of nodes, and later changes. Out: a status for each node, once none is
-//! waiting.
+//! In: the outcome of the change, the reports of nodes, and later changes. Out: the status of each node, once no node
+//! is waiting or the time limit is reached.
 //! Never: a node listed as running a document that the node has not reported.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use crate::store::Revision;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub(super) enum ChangeStatus {
-    /// A dry run: the node would get a new document.
+    /// A dry run: the node would receive a new document.
     Planned,
     /// The node runs the new document.
     Running,
@@ -28,7 +28,7 @@ pub(super) enum ChangeStatus {
     Refused { reason: String },
     /// The node is connected and has not reported yet.
     Waiting,
-    /// The node is not connected. It gets the latest document when it connects.
+    /// The node is not connected. It receives the latest document when it connects.
     Away,
     /// The node has not enrolled.
     Unenrolled,
@@ -38,14 +38,14 @@ pub(super) enum ChangeStatus {
     Gone,
 }
 
-/// A change whose nodes are awaited.
+/// A change, while a request waits for its nodes.
 struct Awaited<'a> {
     outcome: &'a Outcome,
-    /// The digest of each node's new document. `None`: the node was removed.
+    /// The digest of each node's new document; `None` if the change removed the node.
     digests: BTreeMap<Name, Option<String>>,
     /// The last revision that was checked for later changes.
     checked: Revision,
-    /// Nodes that are to run another document as of that revision.
+    /// Nodes whose document at the revision `checked` differs from that of this change.
     superseded: BTreeSet<Name>,
 }
 
@@ -56,7 +56,8 @@ impl<'a> Awaited<'a> {
         Self { outcome, digests, checked: outcome.revision, superseded: BTreeSet::new() }
     }
 
-    /// Looks for later changes. Documents are large, so they are compared only once a revision.
+    /// Records the nodes whose document a later change has replaced. Documents are large, so each revision is compared
+    /// only once.
     fn check_superseded(&mut self, view: &StateView) {
         if view.state.revision <= self.checked {
             return;
@@ -95,12 +96,13 @@ impl<'a> Awaited<'a> {
     }
 }
 
-/// Waits until no node that a change touches is waiting, at most for this time.
+/// Waits, at most for `wait`, until no node of the change is in [`ChangeStatus::Waiting`] or its rollout has failed.
+/// Returns the status of each node.
 pub(super) async fn await_nodes(api: &ApiState, outcome: &Outcome, wait: Duration) -> BTreeMap<Name, ChangeStatus> {
     let mut awaited = Awaited::of(outcome);
     let (mut said, mut rollout) = (api.push.said(), api.controller.rollout());
     let deadline = tokio::time::Instant::now() + wait;
-    // Nodes that are done are not checked again, so each report costs only a check of the remaining nodes.
+    // A node that no longer waits is not checked again, so that a report costs only one check for each remaining node.
     let mut waiting: Vec<_> =
         awaited.digests.iter().filter_map(|(node, one)| Some((node.clone(), one.clone()?))).collect();
     loop {

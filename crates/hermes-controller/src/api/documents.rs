@@ -1,6 +1,7 @@
 //! Documents of the overlay: apply, delete, list and show.
 //!
-//! In: requests of operators and of administrators of providers. Out: the changed documents, and the status of each node.
+//! In: requests of operators and of administrators of providers. Out: the changed documents, and the status of each
+//! node.
 //! Never: a document of another provider.
 
 use std::net::SocketAddr;
@@ -36,13 +37,13 @@ pub(super) struct ApplyOptions {
     dry_run: bool,
     /// Fails if a document of the request changed after this revision.
     since: Option<Revision>,
-    /// Milliseconds to wait for nodes.
+    /// The maximum time to wait for nodes, in milliseconds.
     #[serde(default)]
     wait: u64,
-    /// Sends the change to all nodes at once.
+    /// Sends the change to all nodes at once instead of in waves.
     #[serde(default)]
     now: bool,
-    /// Deletes the caller's other documents.
+    /// Deletes the caller's documents that are not in the request.
     #[serde(default)]
     prune: bool,
 }
@@ -75,8 +76,9 @@ pub(super) async fn apply(
     change(&api, (&caller, &peer), request, options.wait).await
 }
 
-/// The caller's documents that are not in the request. The overlay's own document stays, and so do documents of
-/// providers if the operator asks. Nodes stay if the request has no nodes: deleting a node revokes its key.
+/// Returns the caller's documents that are not in the request. The Overlay document is excluded, and for an operator
+/// the documents of providers. If the request has no nodes, all nodes are excluded, because deleting a node revokes its
+/// key.
 fn pruned(api: &ApiState, caller: &Caller, put: &[Resource]) -> Result<Vec<Key>, Problem> {
     if put.is_empty() {
         let detail = "no documents: prune would delete all of them; name at least one";
@@ -197,7 +199,7 @@ async fn change(
         }
         _ => {}
     }
-    // Nodes belong to the operator: a provider only gets their number.
+    // Nodes belong to the operator. A provider receives only their number.
     if caller.provider.is_none() {
         answer["nodes"] = json!(nodes);
     } else {

@@ -1,4 +1,5 @@
-//! A store that has lost changes: whether documents are withheld, and an operator's confirmation.
+//! The API for a store that has lost changes: whether documents are withheld from nodes, and an operator's
+//! confirmation.
 //!
 //! In: requests of operators of the whole overlay. Out: the state, and the nodes that have not connected yet.
 //! Never: an answer to a provider.
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use super::{ApiState, Arc, Event, Peer, Problem, StateView};
 use crate::document::Name;
 
-/// The refusal of a provider's request.
+/// The detail with which a provider's request is refused.
 const WHOSE: &str = "only operators of the whole overlay may see or confirm the store";
 /// The maximum number of nodes in an answer.
 const MAX_NAMED: usize = 100;
@@ -35,7 +36,7 @@ pub(super) async fn show(
     Ok(axum::Json(to_json(&api, &api.controller.view())).into_response())
 }
 
-/// Confirms the content of the store: nodes get documents again.
+/// Confirms the content of the store, so that nodes receive documents again.
 pub(super) async fn confirm(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

@@ -16,7 +16,7 @@ use crate::node_status::NodeStatus;
 /// The default lifetime of a token, and the minimum.
 const TOKEN_LIFE: Duration = Duration::from_secs(24 * 3600);
 const MIN_TOKEN_LIFE: Duration = Duration::from_secs(1);
-/// The refusal of a provider's request.
+/// The detail with which a provider's request is refused.
 const WHOSE: &str = "only operators of the whole overlay may manage nodes and tokens";
 
 pub(super) async fn list(
@@ -57,13 +57,13 @@ fn standing(view: &StateView, name: &Name, document: &document::Node, status: &N
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NodeOptions {
-    /// Milliseconds to wait for a number of sessions other than `sessions`.
+    /// The maximum time to wait until the number of sessions differs from `sessions`, in milliseconds.
     #[serde(default)]
     wait: u64,
     sessions: Option<u64>,
 }
 
-/// Revokes a node's key. The node's document stays: with a token it can enrol again.
+/// Revokes a node's key. The node's document remains, so that the node can enrol again with a token.
 pub(super) async fn revoke(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -77,7 +77,7 @@ pub(super) async fn revoke(
     Ok(axum::Json(json!({ "revision": api.controller.view().state.revision })).into_response())
 }
 
-/// A node's status, its document, and what prevents its removal.
+/// Returns a node's status, its document, and the services that still need the node.
 pub(super) async fn show(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

@@ -1,7 +1,7 @@
 //! Operators and administrators of providers: list, create, renew and dismiss.
 //!
 //! In: requests of operators, and of administrators of providers. Out: certificates, and a list.
-//! Never: more than the caller's own rights: an administrator only manages those of the same provider.
+//! Never: rights beyond the caller's. An administrator only manages administrators of the same provider.
 
 use axum::extract::{Extension, Path, Query, State};
 use axum::response::{IntoResponse, Response};
@@ -36,7 +36,7 @@ fn decoded(request: &str) -> Result<Vec<u8>, Problem> {
     BASE64.decode(request).map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "request is not valid base64"))
 }
 
-/// Lists everybody whose rights do not exceed the caller's.
+/// Lists the operators and administrators whose rights do not exceed the caller's.
 pub(super) async fn list(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -58,7 +58,8 @@ pub(super) async fn list(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct ProviderOption {
-    /// Absent: the whole overlay for an operator, the own provider for an administrator.
+    /// The provider of the administrator to dismiss. If it is absent, an operator dismisses an operator of the whole
+    /// overlay, and an administrator one of the same provider.
     provider: Option<Name>,
 }
 
@@ -95,7 +96,8 @@ pub(super) async fn dismiss(
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct OperatorRequest {
     name: Name,
-    /// The provider. Absent: all documents.
+    /// The provider whose documents the new administrator may change. Absent for an operator, who may change all
+    /// documents.
     provider: Option<Name>,
     /// PKCS #10 (DER), in base64.
     request: String,
@@ -124,7 +126,7 @@ pub(super) async fn make(
         return Err(api.refuse("operator", &caller, &peer, Problem::new(StatusCode::NOT_FOUND, detail)));
     }
     let request = decoded(&request).map_err(|problem| api.refuse("operator", &caller, &peer, problem))?;
-    // A certificate must not outlive the caller's.
+    // The new certificate must not outlive the caller's certificate.
     let who = (&name, provider.as_ref());
     let life = Duration::from_secs(life).min(left(&peer));
     let made = api.controller.make_operator((&caller.by, Some(asking(&caller, &peer))), &request, who, life).await;
@@ -146,7 +148,8 @@ pub(super) struct RenewalRequest {
     request: String,
 }
 
-/// Renews the caller's certificate by the CA that signs now. The new certificate ends when the earlier one does.
+/// Renews the caller's certificate with the CA that currently signs. The new certificate expires at the same time as
+/// the earlier one.
 pub(super) async fn renew(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,

@@ -32,7 +32,7 @@ impl From<ApplyError> for Problem {
             }
             ApplyError::Denied(_) => StatusCode::FORBIDDEN,
             ApplyError::Absent(_) | ApplyError::Unknown(_) => StatusCode::NOT_FOUND,
-            // The store has not answered: the change is neither made nor refused.
+            // The store has not answered, so that it is unknown whether the change was made.
             refused if refused.is_unknown() => StatusCode::GATEWAY_TIMEOUT,
             ApplyError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
@@ -50,7 +50,7 @@ impl Problem {
     }
 }
 
-/// A fault as the API returns it.
+/// Returns a fault as JSON.
 pub(super) fn fault_to_json(fault: &document::Fault) -> serde_json::Value {
     json!({
         "document": fault.key.as_ref().map(ToString::to_string),

@@ -11,7 +11,7 @@ use super::{ApiState, Arc, Caller, Event, Peer, Problem};
 use crate::controller::{ApplyError, StateView};
 use crate::state::owner_of;
 
-/// The rollout as JSON; `of` is null if no rollout is running.
+/// Returns the rollout as JSON; `of` is null if no rollout is in progress.
 pub(super) fn to_json(view: &StateView) -> Value {
     let failed = view.state.failed.as_ref().map(|(revision, why)| json!({ "revision": revision, "reason": why }));
     let (waved, rollout) = (view.state.rollout.as_ref(), view.rollout());
@@ -24,7 +24,7 @@ pub(super) fn to_json(view: &StateView) -> Value {
     })
 }
 
-/// The refusal of a provider's request.
+/// The detail with which a provider's request is refused.
 const WHOSE: &str = "only operators of the whole overlay may manage rollouts";
 
 pub(super) async fn show(
@@ -35,7 +35,7 @@ pub(super) async fn show(
     Ok(axum::Json(to_json(&api.controller.view())).into_response())
 }
 
-/// Sends the change to all nodes at once.
+/// Ends the waves, and sends the change to all remaining nodes at once.
 pub(super) async fn finish(
     State(api): State<ApiState>,
     Extension(peer): Extension<Arc<Peer>>,
@@ -85,7 +85,7 @@ fn end(
     api.audit.record(event);
     let answer = match caller.provider {
         None => to_json(&api.controller.view()),
-        // Node documents belong to the operator.
+        // A provider does not see the nodes, because they belong to the operator.
         Some(_) => {
             json!({ "of": null, "failed": { "revision": of, "reason": format!("canceled by {}", caller.by) } })
         }

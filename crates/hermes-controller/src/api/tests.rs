@@ -1,4 +1,4 @@
-//! The audit log has each action of an operator, successful or failed.
+//! Tests that the audit log has each action of an operator, successful or failed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use crate::push::{Peer, Push};
 use crate::state::{Change, Commit, Operator};
 use crate::store::{BaseState, LogRead, Revision, Sqlite, Store, StoreError};
 
-/// A store that makes a change only when it gets a permit, and then reports the outcome.
+/// A store that makes a change only when it receives a permit, and then reports the outcome.
 struct Gated {
     store: Sqlite,
     permits: Semaphore,

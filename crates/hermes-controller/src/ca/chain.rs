@@ -1,6 +1,6 @@
 //! Certificates of CAs: their contents, imported CAs, and cross-certificates.
 //!
-//! In: PEM. Out: CAs that sign what nodes accept, or the reason why a CA cannot.
+//! In: PEM. Out: CAs whose certificates nodes accept, or the reason why nodes would reject them.
 //! Never: an untested CA. A CA whose certificates nodes would reject is refused at once.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,14 +27,14 @@ const MAX_CHAIN: usize = 5;
 /// The lifetime of a certificate that only tests a CA.
 const TRIAL_LIFE: Duration = Duration::from_secs(60);
 
-/// The contents of a certificate that others need.
+/// The fields of a certificate that the controller and the command line use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateInfo {
     /// SHA-256 of the certificate (DER), in hex.
     pub fingerprint: String,
-    /// The subject's name, for people.
+    /// The subject's distinguished name, for display.
     pub subject: String,
-    /// The subject key identifier, in hex. Certificates that this CA issues carry it.
+    /// The subject key identifier, in hex. Certificates that this CA issues contain it.
     pub key: String,
     /// The start of validity, in seconds since 1970.
     pub from: i64,
@@ -92,7 +92,8 @@ fn pem(der: &[u8]) -> String {
 }
 
 impl Ca {
-    /// Imports a CA: its certificate first, then those above it up to the root (PEM), and the private key of the first.
+    /// Imports a CA from PEM: its certificate, then those of its issuers up to the root, and the private key of the
+    /// first.
     ///
     /// # Errors
     /// Nodes would reject what the CA signs; the error says why.
@@ -135,12 +136,12 @@ impl Ca {
         let roots = Roots::from_pem(self.root().as_bytes()).map_err(|error| refuse(error.to_string()))?;
         let node = Subject::Node { overlay: &overlay, node: &node, role: Role::Dependent };
         chains_to(&roots, &self.shown(&node, &self.intermediates(), now)?).map_err(refuse)?;
-        // Nodes and controllers are servers too, and every controller has this name.
+        // A controller's certificate must also verify as a server certificate for a host name.
         let controller = Subject::Controller { hosts: std::slice::from_ref(&host) };
         serves(&roots, &self.shown(&controller, &self.intermediates(), now)?, &host).map_err(refuse)
     }
 
-    /// A test certificate and the chain that is sent with it.
+    /// Issues a test certificate, and returns it with the chain that is sent with it.
     fn shown(
         &self,
         subject: &Subject<'_>,
@@ -156,7 +157,7 @@ impl Ca {
     /// Checks that a peer that trusts only the older CA accepts this CA's certificates with this cross-certificate.
     ///
     /// # Errors
-    /// The peer would not, for example because of a path length of the older CA.
+    /// The peer would reject them, for example because of the path length of the older CA.
     pub fn is_believed_by(&self, proof: &str, older: &Self, now: SystemTime) -> Result<(), IssueError> {
         let refuse = |why: String| IssueError::Ca(why);
         let (overlay, node) = ("overlay".parse().map_err(refuse)?, "node".parse().map_err(refuse)?);
@@ -172,7 +173,7 @@ impl Ca {
         last.unwrap_or_else(|| self.certificate.clone())
     }
 
-    /// The chain sent with each certificate that the CA issues (PEM): the CA and those above it, without the root.
+    /// Returns the chain sent with each certificate that the CA issues (PEM): the CA and its issuers, without the root.
     pub fn intermediates(&self) -> String {
         let Ok(above) = blocks(&self.chain) else { return String::new() };
         match above.split_last() {
@@ -276,7 +277,7 @@ fn must_have_name(name: &X509Name<'_>) -> Result<(), String> {
     ))
 }
 
-/// The same name, byte for byte: issuers are looked up by their encoding.
+/// Converts a name without a change of its encoding, because verifiers find an issuer by its encoded name.
 fn name_of(name: &X509Name<'_>) -> Result<DistinguishedName, String> {
     let mut same = DistinguishedName::new();
     for attribute in name.iter_attributes() {

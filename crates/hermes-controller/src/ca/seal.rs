@@ -59,7 +59,7 @@ impl std::fmt::Debug for Seal {
 }
 
 impl Seal {
-    /// Reads a seal from a file. `None`: the file does not exist.
+    /// Reads a seal from a file. Returns `None` if the file does not exist.
     ///
     /// # Errors
     /// The file cannot be read, or is not a seal.
@@ -95,7 +95,8 @@ impl Seal {
             let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
             file.write_all(&bytes)?;
             file.sync_all()?;
-            // The CA's key is sealed next: the file's name must survive a power failure.
+            // The directory is synced too, because the file must survive a power failure: only it can decrypt the CA's
+            // key.
             let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
             std::fs::File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
         };
@@ -118,7 +119,7 @@ impl Ca {
         self.key.starts_with(MARK)
     }
 
-    /// The same CA with its key sealed.
+    /// Returns the same CA with its key encrypted.
     ///
     /// # Errors
     /// The system has no randomness.
@@ -136,7 +137,7 @@ impl Ca {
     /// The same CA with its key decrypted.
     ///
     /// # Errors
-    /// The key is sealed, and not with this seal.
+    /// The key was encrypted with another seal, or no seal is given.
     pub fn opened(&self, seal: Option<&Seal>) -> Result<Self, SealError> {
         let Some(sealed) = self.key.strip_prefix(MARK) else { return Ok(self.clone()) };
         let seal = seal.ok_or(SealError::Missing)?;

@@ -17,9 +17,10 @@ use crate::document::{
     Replica, Resource, Service, Spec, User,
 };
 
-/// The maximum size of a provider's document: nodes that serve several providers carry all of theirs.
+/// The maximum size of a provider's document, in bytes. Compiled documents of shared nodes contain parts of the
+/// documents of several providers.
 const MAX_PROVIDER_DOCUMENT: usize = 256 << 10;
-/// The memory of a `cache` or `custody` that sets none.
+/// The memory and the disk space of a `cache` or `custody` that does not set them.
 const DEFAULT_MEMORY: ByteSize = ByteSize(64 << 20);
 const DEFAULT_DISK: ByteSize = ByteSize(1 << 30);
 /// The minimum and the maximum lifetime of a node's certificate.
@@ -31,8 +32,8 @@ impl Catalog {
         self.check_these(self.all.values())
     }
 
-    /// Checks changed documents and those around them. All documents were valid before the change, which may have
-    /// deleted some.
+    /// Checks changed documents, and the documents connected to them by references. All documents in `before` must be
+    /// valid. The change may have deleted documents.
     pub fn check_changed(&self, before: &Catalog, changed: &BTreeSet<Key>) -> Vec<Fault> {
         if changed.iter().any(|key| key.kind == Kind::Overlay) {
             return self.check();
@@ -113,8 +114,8 @@ impl Catalog {
         }
     }
 
-    /// Limits the resources that all services of a provider ask for together, so that a node of several providers has
-    /// room for all.
+    /// Limits the total memory and disk that the services of a provider configure, so that a node shared by several
+    /// providers can serve all.
     fn check_room(&self, provider: &Name, quota: &Quota, faults: &mut Vec<Fault>) {
         type Asked = fn(&Service) -> [Option<Option<ByteSize>>; 2];
         let memory: Asked = |service| [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory)];
@@ -206,7 +207,7 @@ impl<'a> Check<'a, '_> {
         };
         let is_serving = |node: &Node| node.providers.iter().any(|one| one == provider);
         if self.catalog.node(name).is_none_or(|node| !is_serving(node)) {
-            // The error does not tell whether the node exists or whom else it serves.
+            // The message does not disclose whether the node exists, or which other providers it serves.
             let all = self.catalog.nodes().filter(|(_, node)| is_serving(node));
             let near = did_you_mean(name.as_str(), all.map(|(name, _)| name.as_str()));
             let message = format!(
@@ -254,7 +255,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// Checks that each key is one that the app's protocol has.
+    /// Checks that the app has the keys that its protocol requires, and no key that only other protocols use.
     fn app(&mut self, node: &Node, at: usize, app: &App) {
         let (is_tun, is_dns) = (app.protocol == AppProtocol::Tun, app.protocol == AppProtocol::Dns);
         if !is_tun && app.bind.is_none() {
@@ -290,8 +291,8 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// Checks that virtual addresses of names lead into a device of the same user, and are not shared with another
-    /// user.
+    /// Checks that a TUN device of the same user captures the virtual addresses of names. Names of different users of a
+    /// node must not share a prefix.
     fn names(&mut self, node: &Node, at: usize, app: &App) {
         let catalog = self.catalog;
         let user = |app: &App| user_of_app(catalog, &self.key.name, app).ok();
@@ -413,7 +414,7 @@ impl<'a> Check<'a, '_> {
         }
     }
 
-    /// The referenced name, if it belongs to the same provider.
+    /// Returns the referenced name if it belongs to the same provider. Otherwise adds a fault.
     fn own<'n>(&mut self, path: &str, reference: &'n Reference) -> Option<&'n Name> {
         if reference.provider.is_some() && reference.provider != self.key.provider {
             self.fault(path, format!("{reference} belongs to another provider; name a document of the same provider"));
@@ -437,7 +438,8 @@ impl<'a> Check<'a, '_> {
     }
 }
 
-/// Keys of a `kind: Node` that an Envoy does not support. Its links and services are checked in its compiled document.
+/// Returns the keys of a node's document that Envoy does not support, each with a message. Links and services are
+/// checked in the compiled document.
 pub(crate) fn unsupported_by_envoy(node: &Node) -> Vec<(&'static str, String)> {
     if node.runs != Program::Envoy {
         return Vec::new();

@@ -1,7 +1,7 @@
 //! Envoy as a standalone node: a node document as xDS resources of a stock Envoy.
 //!
-//! In: the document that a Hermes node would run in the Envoy's place. Out: the listener, the routes and the clusters that
-//! make Envoy do the same.
+//! In: the document that a Hermes node would run instead of the Envoy. Out: the listener, the routes and the clusters
+//! with which Envoy behaves in the same way.
 //! Never: a part of the document left out silently. A part that Envoy does not support is a problem of the document,
 //! reported before the document is applied.
 //!
@@ -54,12 +54,12 @@ pub struct Resources {
     pub routes: BTreeMap<String, VersionedResource>,
 }
 
-/// One resource with its version.
+/// A resource with its version.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VersionedResource {
     /// A digest of the resource.
     pub version: String,
-    /// The resource. `None`: the Envoy reported that it has this version from an earlier connection.
+    /// The resource; `None` if the Envoy reported that it has this version from an earlier connection.
     pub body: Option<Any>,
 }
 
@@ -100,7 +100,7 @@ pub fn resources(document: &Document, identity: EnvoyIdentity<'_>) -> Result<Res
     })
 }
 
-/// Resources that serve nobody, for a node that was removed from the overlay.
+/// Returns resources without a listener, for a node that was removed from the overlay.
 pub(crate) fn nothing() -> Resources {
     let routes = BTreeMap::from([(OVERLAY.to_owned(), VersionedResource::new(route::nothing()))]);
     Resources { routes, ..Resources::default() }
@@ -133,7 +133,7 @@ fn address_of(at: &HostPort) -> Address {
     address(&at.host, at.port)
 }
 
-/// The configuration source of the same stream (ADS).
+/// Returns the configuration source for resources that arrive on the same stream (ADS).
 fn ads() -> ConfigSource {
     ConfigSource {
         resource_api_version: ApiVersion::V3.into(),
@@ -146,7 +146,8 @@ fn exact(text: impl Into<String>) -> StringMatcher {
     StringMatcher { match_pattern: Some(MatchPattern::Exact(text.into())), ignore_case: false }
 }
 
-/// TLS with the node's own certificate, read again when its file changes, to peers with one of these URIs.
+/// Returns a TLS context with the node's own certificate, which Envoy reads again when its file changes. It accepts
+/// peers with one of these URIs.
 fn tls(identity: EnvoyIdentity<'_>, peers: impl IntoIterator<Item = StringMatcher>) -> CommonTlsContext {
     let [certificate, authorities] = bootstrap::SECRETS.map(|(name, file)| {
         let source = PathConfigSource {
@@ -169,7 +170,7 @@ fn tls(identity: EnvoyIdentity<'_>, peers: impl IntoIterator<Item = StringMatche
     let lists = Some(identity.revocations.to_owned()).filter(|lists| !lists.is_empty());
     let names = CertificateValidationContext {
         match_typed_subject_alt_names: peers.into_iter().map(matcher).collect(),
-        // The root may belong to an organisation, whose CAs have no revocation lists here.
+        // Only leaves are checked: the root may be an organisation's, and its CAs have no revocation lists here.
         only_verify_leaf_cert_crl: lists.is_some(),
         crl: lists.map(|lists| DataSource { specifier: Some(Specifier::InlineString(lists)), ..DataSource::default() }),
         ..CertificateValidationContext::default()

@@ -17,7 +17,7 @@ type NeighbourMap = RedBlackTreeMapSync<Name, RedBlackTreeSetSync<Name>>;
 pub(super) struct Graph {
     /// All neighbours.
     beside: NeighbourMap,
-    /// Standalone neighbours alone: a router has thousands of others.
+    /// Only the standalone neighbours, because a node may have thousands of dependent ones.
     inner: NeighbourMap,
     /// Nodes that drain.
     draining: RedBlackTreeSetSync<Name>,
@@ -47,7 +47,8 @@ impl Graph {
         } else {
             self.draining.remove_mut(name);
         }
-        // Takes the links of both documents: a neighbour may have changed before this node or after it.
+        // Considers the old and the new links, because a neighbour in the same change may be updated before or after
+        // this node.
         let mut others: BTreeSet<Name> = old.into_iter().flat_map(|node| node.links.iter().cloned()).collect();
         others.extend(self.beside.get(name).into_iter().flat_map(|all| all.iter().cloned()));
         others.extend(catalog.node(name).into_iter().flat_map(|node| node.links.iter().cloned()));
@@ -74,7 +75,7 @@ impl Graph {
         }
     }
 
-    /// True if one of the nodes dials the other.
+    /// True if one of the two nodes has a link to the other.
     pub(super) fn is_beside(&self, node: &Name, other: &Name) -> bool {
         self.beside.get(node).is_some_and(|beside| beside.contains(other))
     }
@@ -89,7 +90,8 @@ impl Graph {
         self.draining.contains(node)
     }
 
-    /// The distance of each standalone node from the nearest of these, in links; with or without draining nodes.
+    /// Returns the distance, in links, from `places` and from each standalone node to the nearest of `places`. If
+    /// `is_avoiding`, draining nodes are left out.
     pub(super) fn distances(&self, places: &BTreeSet<Name>, is_avoiding: bool) -> BTreeMap<Name, usize> {
         let is_open = |node: &&Name| !(is_avoiding && self.is_draining(node));
         let mut distances: BTreeMap<Name, usize> =
@@ -107,10 +109,11 @@ impl Graph {
         distances
     }
 
-    /// The neighbours of a node that have a distance, with that distance.
+    /// Returns the neighbours of a node that occur in `distances`, with their distances.
     pub(super) fn known<'g>(&'g self, node: &Name, distances: &'g BTreeMap<Name, usize>) -> Vec<(usize, &'g Name)> {
         let Some(beside) = self.beside.get(node) else { return Vec::new() };
-        // A dependent node may have a replica, but a router has too many neighbours to look up each.
+        // Dependent neighbours count too, because they may have a replica. A node may have thousands of neighbours, so
+        // the loop runs over the smaller map.
         if beside.size() <= distances.len() {
             beside.iter().filter_map(|neighbour| Some((*distances.get(neighbour)?, neighbour))).collect()
         } else {
@@ -119,7 +122,7 @@ impl Graph {
         }
     }
 
-    /// The nearest neighbours, with their distance.
+    /// Returns the neighbours with the smallest distance, and that distance; `None` if no neighbour has one.
     pub(super) fn nearest(&self, node: &Name, distances: &BTreeMap<Name, usize>) -> Option<(usize, BTreeSet<Name>)> {
         let known = self.known(node, distances);
         let nearest = known.iter().map(|(distance, _)| *distance).min()?;

@@ -1,9 +1,10 @@
-//! Loop-free alternates (RFC 5286): the neighbours that get a node's sessions while none of its next hops is reachable.
+//! Loop-free alternates (RFC 5286): the neighbours that receive a node's sessions while none of its next hops is
+//! reachable.
 //!
 //! In: the distances to a service, and a node with its next hops. Out: other neighbours whose own path does not lead
 //! back, the best first: those that avoid all next hops, then the nearer ones.
-//! Never: an alternate of a node that is only an alternate itself, since its sessions have lost one path already. Nor
-//! one for custody, which waits for its link.
+//! Never: an alternate of a node that is only an alternate itself, since its sessions have lost one path already.
+//! Never: an alternate for custody, which waits for its link.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -17,8 +18,8 @@ use super::service_path::Hop;
 use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Name, Program};
 
-/// The maximum number of alternates of a node for one service. Each of them, and the nodes after it, must know the
-/// service's users.
+/// The maximum number of alternates of a node for one service. The limit exists because each alternate, and the nodes
+/// after it, have the service's users in their documents.
 const MAX_ALTERNATES: usize = 3;
 
 /// The alternates for one service.
@@ -27,7 +28,8 @@ pub(super) struct Alternates<'a> {
     graph: &'a Graph,
     distances: &'a BTreeMap<Name, usize>,
     offer: ServiceOrNetwork<'a>,
-    /// Cached: whether a node avoids these next hops. Thousands of devices share the same neighbours.
+    /// Cache: whether a node reaches the service without these next hops. Thousands of devices share the same next
+    /// hops.
     spares: RefCell<BTreeMap<(BTreeSet<Name>, Name), bool>>,
     carrying: RefCell<BTreeMap<Name, bool>>,
 }
@@ -47,8 +49,8 @@ impl<'a> Alternates<'a> {
         let Some(node) = self.catalog.node(name).filter(|_| !self.is_held() && !next.is_empty()) else {
             return Vec::new();
         };
-        // Paths do not lead through dependent nodes, so none leads back to one. Only longer paths lead through other
-        // nodes.
+        // No path leads back to a dependent node, because none goes through one. A path can lead back to a standalone
+        // node only from a neighbour that is further away.
         let own = self.distances.get(name).filter(|_| node.role == Role::Standalone);
         let fits = |(distance, other): &(usize, &Name)| {
             own.is_none_or(|own| distance <= own)
@@ -62,13 +64,13 @@ impl<'a> Alternates<'a> {
         all.into_iter().take(MAX_ALTERNATES).map(|(_, other)| other.clone()).collect()
     }
 
-    /// Custody waits for its link.
+    /// Whether the service has custody, which waits for its link instead of an alternate.
     fn is_held(&self) -> bool {
         matches!(self.offer, ServiceOrNetwork::Service(service) if service.custody.is_some())
     }
 
-    /// True if sessions can go from one node to the other. An Envoy keeps no reverse connection and accepts none, and
-    /// it does not forward packets.
+    /// True if sessions can go from one node to the other. An Envoy neither dials nor accepts reverse connections, and
+    /// it does not forward IP packets.
     fn joins(&self, from: &Name, to: &Name) -> bool {
         let Some((here, there)) = self.catalog.node(from).zip(self.catalog.node(to)) else { return false };
         let has_envoy = [here, there].iter().any(|node| node.runs == Program::Envoy);
@@ -105,7 +107,8 @@ impl<'a> Alternates<'a> {
         spares
     }
 
-    /// Adds alternates to the hops of a path. The alternates, and the nodes after them, learn the users who may come.
+    /// Adds alternates to the hops of a path. The alternates, and the nodes after them, then accept the users whose
+    /// sessions may arrive.
     pub(super) fn join(&self, hops: &mut BTreeMap<Name, Hop>, may: impl Fn(&Name) -> bool) {
         for (name, hop) in hops.iter_mut().filter(|(name, _)| may(name)) {
             hop.alternates = self.of(name, &hop.next);

@@ -13,7 +13,8 @@ use super::service_path::Hop;
 use crate::catalog::{ServiceOrNetwork, addresses, on_the_wire, user_of_app};
 use crate::document::{App, AppProtocol, Key, Name, Node};
 
-/// The virtual addresses of names that belong to a device's user, if the device has an address of their IP version.
+/// Returns the prefixes of virtual addresses that a device captures. They are those of the `dns` apps of its user, if
+/// the device has an address of the same IP version.
 pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) -> Vec<Prefix> {
     let user_of = |app: &App| user_of_app(&plan.catalog, name, app).ok();
     let own = |app: &&App| app.protocol == AppProtocol::Dns && user_of(app) == user_of(device);
@@ -21,7 +22,7 @@ pub(super) fn captured(plan: &Plan, (name, node): (&Name, &Node), device: &App) 
     node.apps.iter().filter(own).flat_map(addresses).filter(is_ours).collect()
 }
 
-/// The names of the services that a user may use from a node.
+/// Returns the names of the services that a user may use from a node.
 pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
     let is_for = |hop: &Hop, key: &Key| {
@@ -38,7 +39,8 @@ pub(super) fn names(plan: &Plan, node: &Name, user: Option<&str>) -> Vec<String>
     hosts.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// The host of an authority, as a `dns` listener takes it. `None`: an IP address, or any name.
+/// Returns the host of an authority in the form of `names` of a `dns` listener; `None` for an IP address or a pattern
+/// for any name.
 fn dns_name(authority: AuthorityPattern) -> Option<String> {
     match &authority.host {
         HostPattern::Any => None,

@@ -20,7 +20,7 @@ use crate::catalog::{Catalog, Revoked, ServiceOrNetwork, addresses, on_the_wire,
 use crate::digest::key_name;
 use crate::document::{App, AppProtocol, Key, Name, Network, Node, Service};
 
-/// The default device of an app.
+/// The default device of a `tun` app.
 const DEVICE: &str = "hermes0";
 
 pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
@@ -51,7 +51,8 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
     }
 }
 
-/// The users that this node accepts from dependent neighbours: those whose sessions pass here, and no others.
+/// Returns the users whose claims this node accepts, by dependent neighbour: exactly those whose sessions pass this
+/// node.
 fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, OneOrMany<String>> {
     let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.iter());
     let dependent =
@@ -65,8 +66,8 @@ fn bound(plan: &Plan, name: &Name) -> BTreeMap<String, OneOrMany<String>> {
             let is_for_everyone = |(_, hop): (&Key, &Hop)| hop.users.is_none();
             let mut hops = services.iter().filter_map(|key| Some((key, plan.paths.get(key)?.hops.get(sender)?)));
             if !users.is_empty() && hops.any(is_for_everyone) {
-                // Other users of that neighbour send a claim too. A missing entry would only remove the claim, so these
-                // users are listed.
+                // Other users of that neighbour use a public service, also with a claim. The node rejects a claim that
+                // the neighbour's entry does not list, so these users are added.
                 users.extend(plan.catalog.users_on(sender).map(|key| on_the_wire(&key.provider, &key.name)));
             }
             (!users.is_empty()).then(|| (sender.to_string(), OneOrMany(users.into_iter().collect())))
@@ -81,7 +82,7 @@ fn listeners(plan: &Plan, name: &Name, node: &Node) -> Vec<Listener> {
         http3: node.http3,
         ..Listener::new(super::OVERLAY, Protocol::Http)
     });
-    // No session begins at a node that drains.
+    // No new session begins at a node that drains.
     let begins = !node.is_draining();
     let apps =
         node.apps.iter().enumerate().filter(|_| begins).map(|(at, app)| listener_of(plan, (name, node), at, app));
@@ -116,8 +117,8 @@ fn listener_of(plan: &Plan, (node, section): (&Name, &Node), at: usize, app: &Ap
     }
 }
 
-/// The prefixes that a device captures: the networks that its user may use, except those of its own node, if the device
-/// has an address of their IP version; and the virtual addresses of names.
+/// Returns the prefixes that a device captures: the virtual addresses of names, and the networks that its user may use.
+/// Networks with a gateway at this node, and those of an IP version of which the device has no address, are left out.
 fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_names: &[Prefix]) -> Vec<Capture> {
     let offered = plan.at.get(node).into_iter().flat_map(|offers| offers.iter());
     let is_for = |hop: &Hop, key: &Key| {
@@ -139,7 +140,8 @@ fn captures(plan: &Plan, (node, app): (&Name, &App), user: Option<&str>, of_name
     prefixes.into_iter().map(|network| Capture { network, set_headers: BTreeMap::new() }).collect()
 }
 
-/// Routes of a node, and the upstreams that they need. The most specific ones come first, since the first match wins.
+/// Returns the routes of a node, and adds the upstreams that they need. The most specific routes come first, since the
+/// first match wins.
 fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route> {
     let mut routes: Vec<_> = hops(plan, name)
         .filter_map(|(key, hop)| {
@@ -161,8 +163,8 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
     routes.into_iter().map(|(.., route)| route).collect()
 }
 
-/// Puts the service with fewer users first, of services that match the same sessions. Other services keep their order,
-/// so that a service that the node does not know never changes its document.
+/// Puts the service with fewer users first, among services that match the same sessions. Other services keep their
+/// order, so that a service without a route at the node never changes its document.
 fn narrower_first(plan: &Plan, routes: &mut [(Generality, Key, Route)]) {
     let audience = |key: &Key| plan.paths.get(key).map_or(usize::MAX, |path| path.audience);
     for at in 1..routes.len() {
@@ -186,8 +188,8 @@ fn hops<'a>(plan: &'a Plan, name: &'a Name) -> impl Iterator<Item = (&'a Key, &'
     services.filter_map(move |key| Some((key, plan.paths.get(key)?.hops.get(name)?)))
 }
 
-/// The order of services, the most specific first: exact names before wildcards, short wildcards last; then services
-/// with a path before those without, then those with a method.
+/// The order of services, the most specific first: exact names before wildcards, short wildcards last. Among equal
+/// names, services with a path come before those without, then those with a method.
 type Generality = (bool, usize, bool, usize, bool);
 
 fn generality(service: &Service, key: &Key) -> Generality {
@@ -261,7 +263,7 @@ fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream:
             tcp: replica.tcp.clone(),
             udp: replica.udp.clone(),
             reach: replica.reach,
-            // The operator runs the node, not the provider.
+            // The node must not dial its own addresses for a provider, because the operator runs the node.
             guard: key.provider.is_some(),
             ..Terminate::default()
         }),
@@ -281,10 +283,11 @@ fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream:
 struct Upstreams<'a> {
     catalog: &'a Catalog,
     node: &'a Name,
-    /// Neighbours that send sessions to this node without dialling it: the node keeps connections to them.
+    /// Neighbours that send sessions to this node but do not dial it. This node dials a reverse connection to each.
     uplinks: Vec<Name>,
-    /// For these next hops, the first alternates of all their services. Such an upstream has no alternates in its name,
-    /// so that the name, and all that is remembered by it, survives a change of alternates.
+    /// For each set of next hops, the alternates that come first in order among its services. The name of their
+    /// upstream does not contain the alternates, so that state which the node stores by name survives a change of
+    /// alternates.
     first: BTreeMap<BTreeSet<Name>, Vec<Name>>,
     all: BTreeMap<String, Upstream>,
 }
@@ -304,11 +307,13 @@ impl<'a> Upstreams<'a> {
         Self { catalog: &plan.catalog, node: name, uplinks, first, all: BTreeMap::new() }
     }
 
-    /// The name of the upstream of these next hops, with these alternates.
+    /// Returns the name of the upstream with these next hops and alternates, and adds the upstream if it does not
+    /// exist.
     fn of(&mut self, next: &BTreeSet<Name>, alternates: &[Name]) -> String {
         let joined = |names: &mut dyn Iterator<Item = &Name>| names.map(Name::as_str).collect::<Vec<_>>().join("+");
         let mut name = joined(&mut next.iter());
-        // Reverse connections belong to an upstream without alternates; its name never collides with one that has some.
+        // Reverse connections belong to an upstream without alternates, whose name never equals that of an upstream
+        // with alternates.
         if !alternates.is_empty() {
             let is_first = self.first.get(next).is_some_and(|first| first == alternates);
             name = format!("{name}|{}", if is_first { "*".to_owned() } else { joined(&mut alternates.iter()) });
@@ -329,11 +334,11 @@ impl<'a> Upstreams<'a> {
         };
         let endpoints: Vec<_> = next.iter().filter_map(endpoint).collect();
         let backup: Vec<_> = alternates.iter().filter_map(endpoint).collect();
-        // A neighbour that keeps a connection to this node has authenticated by that.
+        // A neighbour with a reverse connection to this node has already authenticated on that connection.
         let is_dialled = endpoints.iter().chain(&backup).any(|endpoint| matches!(endpoint, Endpoint::Address(_)));
         let names = next.iter().chain(alternates).map(Name::to_string).collect();
         let tls = UpstreamTls { node: OneOrMany(names), ..UpstreamTls::default() };
-        // A single endpoint is used whatever a probe says.
+        // Health checks are useless for a single endpoint, because it is used even if it is unhealthy.
         let has_others = endpoints.len() + backup.len() > 1;
         let probes = own.and_then(|own| own.health).or_else(|| catalog.overlay()?.1.nodes.health);
         Upstream {
@@ -346,14 +351,14 @@ impl<'a> Upstreams<'a> {
     }
 }
 
-/// The address at which a node dials a neighbour. `None`: the neighbour dials the node.
+/// Returns the address at which a node dials a neighbour; `None` if the neighbour dials the node.
 pub(super) fn dialled(own: Option<&Node>, next: &Node, name: &Name) -> Option<HostPort> {
     let is_own_link = own.is_some_and(|own| own.links.iter().any(|link| link == name));
     let is_other_link = own.is_none_or(|own| own.address.is_some());
     next.address.clone().filter(|_| is_own_link || !is_other_link)
 }
 
-/// The listener for the connection that a node keeps to a neighbour.
+/// Returns the listener that dials a reverse connection to a neighbour.
 fn uplink(sender: &Name, upstreams: &mut Upstreams<'_>) -> Listener {
     let to = upstreams.of(&BTreeSet::from([sender.clone()]), &[]);
     Listener { dial: Some(to), ..Listener::new(&format!("uplink-{sender}"), Protocol::Http) }

@@ -13,30 +13,30 @@ use super::loop_free_alternate::Alternates;
 use crate::catalog::{Catalog, ServiceOrNetwork};
 use crate::document::{Audience, Key, Name, Node};
 
-/// The part of one node in the path of one service.
+/// The hop of one node on the path of one service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hop {
-    /// The users whose sessions pass. `None`: everyone.
+    /// The users whose sessions pass this node; `None` if those of everyone do.
     pub(super) users: Option<BTreeSet<Name>>,
-    /// The neighbours nearest to the service. Empty: the node has a replica.
+    /// The neighbours nearest to the service; empty if this node has a replica.
     pub(super) next: BTreeSet<Name>,
-    /// Neighbours that get sessions while no next hop is reachable, in order.
+    /// Neighbours that receive sessions while no next hop is reachable, in order of preference.
     pub(super) alternates: Vec<Name>,
-    /// Neighbours that would be next hops, but drain: they get no new sessions.
+    /// Neighbours that would be next hops, but drain, so that they receive no new sessions.
     pub(super) draining: BTreeSet<Name>,
-    /// True if sessions begin here.
+    /// True if sessions may begin at this node.
     pub(super) is_first: bool,
     /// True if the node is on the path only as an alternate.
     pub(super) is_spare: bool,
 }
 
 impl Hop {
-    /// All neighbours that get, or still have, sessions from here.
+    /// Returns all neighbours that receive, or still have, sessions from this node.
     pub(super) fn beside(&self) -> BTreeSet<Name> {
         self.next.iter().chain(&self.draining).chain(&self.alternates).cloned().collect()
     }
 
-    /// The neighbours that get sessions from here.
+    /// Returns the neighbours that receive new sessions from this node.
     pub(super) fn after(&self) -> Vec<Name> {
         self.next.iter().chain(&self.alternates).cloned().collect()
     }
@@ -48,9 +48,9 @@ pub(super) struct ServicePath {
     pub(super) hops: RedBlackTreeMapSync<Name, Hop>,
     /// The distance of each standalone node from the nearest replica.
     pub(super) distances: Arc<BTreeMap<Name, usize>>,
-    /// The same for new sessions, which avoid draining nodes. `None`: no node of the path drains.
+    /// The distances for new sessions, which avoid draining nodes; `None` if no node of the path drains.
     pub(super) avoiding: Option<Arc<BTreeMap<Name, usize>>>,
-    /// The number of users of the service. The largest number means everyone.
+    /// The number of users of the service; [`usize::MAX`] means everyone.
     pub(super) audience: usize,
 }
 
@@ -70,7 +70,7 @@ impl ServicePath {
 /// Computes the path of a service, from the nodes of its users to its replicas.
 ///
 /// A draining node keeps its hop for existing sessions, and its neighbours take another path for new ones. If there is
-/// no other path, the draining node still gets new sessions: a drain makes no service unreachable.
+/// no other path, the draining node still receives new sessions, so that a drain makes no service unreachable.
 pub(super) fn service_path(catalog: &Catalog, graph: &Graph, key: &Key, offer: ServiceOrNetwork<'_>) -> ServicePath {
     let places: BTreeSet<Name> = offer.nodes().into_iter().cloned().collect();
     let distances = graph.distances(&places, false);
@@ -105,7 +105,8 @@ fn users_hops(
     let mut hops = hops_of(graph, &is_first, sources, &path.distances);
     let mut now = BTreeMap::new();
     if let Some(distances) = &path.avoiding {
-        // A neighbour that has not been updated yet may still send new sessions to these nodes.
+        // All nodes of the old path count as sources, because a neighbour that has not been updated yet may still send
+        // new sessions to them.
         let sources = hops.iter().filter(|(node, _)| !graph.is_draining(node));
         let sources = sources.map(|(node, hop)| (node.clone(), hop.users.clone().unwrap_or_default())).collect();
         now = hops_of(graph, &is_first, sources, distances);
@@ -145,7 +146,7 @@ impl<'a> PublicPaths<'a> {
         Self { graph, path, before: alternates(&path.distances), now }
     }
 
-    /// The hop of one node.
+    /// Returns the hop of one node; `None` if the node is not on the path.
     pub(super) fn hop(&self, name: &Name, node: &Node) -> Option<Hop> {
         let is_draining = self.graph.is_draining(name);
         let before = hop_by(self.graph, &self.path.distances, name, node);
@@ -171,7 +172,7 @@ fn hop_by(graph: &Graph, distances: &BTreeMap<Name, usize>, name: &Name, node: &
     Some(Hop { users: None, next, is_first, ..Hop::default() })
 }
 
-/// The hops between these sources and the service, by these distances.
+/// Returns the hops on the paths from these sources to the service.
 fn hops_of(
     graph: &Graph,
     is_first: &BTreeSet<Name>,
@@ -205,12 +206,12 @@ fn hops_of(
     hops
 }
 
-/// True if sessions without a user may begin here.
+/// True if the node has apps or listeners, so that sessions without a user may begin there.
 pub(super) fn is_entry(node: &Node) -> bool {
     !node.apps.is_empty() || !node.listeners.is_empty()
 }
 
-/// The nodes where sessions of a service may begin, with their users.
+/// Returns the nodes where sessions of a service may begin, with their users.
 fn entries(catalog: &Catalog, key: &Key, users: &BTreeSet<Name>) -> BTreeMap<Name, BTreeSet<Name>> {
     let mut entries: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
     for name in users {

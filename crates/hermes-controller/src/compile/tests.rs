@@ -217,7 +217,7 @@ fn alternates_lead_on_and_come_in_order() {
     let backup = ["192.0.2.4:9443", "192.0.2.3:9443"].map(str::to_owned).to_vec();
     assert_eq!(upstreams(&documents["in-1"]), [("near|*", backup)]);
     assert_eq!(upstreams(&documents["device"]), [("in-1|*", vec!["192.0.2.2:9443".to_owned()])]);
-    // Alternates know the session, and have no alternates for it themselves.
+    // Alternates have a route for the session, but no alternates of their own for it.
     assert_eq!(upstreams(&documents["in-2"]), [("in-1+long", Vec::new())]);
     assert_eq!(upstreams(&documents["long"]), [("far", Vec::new())]);
     assert_eq!(upstreams(&documents["side"]), [("near", Vec::new())]);
@@ -254,7 +254,7 @@ fn an_alternate_may_be_one_that_keeps_a_connection() {
     assert_eq!(uplinks, ["in-1", "in-2"]);
 }
 
-/// A server without an address keeps a connection to the node that would dial it.
+/// A server without an address dials a reverse connection to the node that would otherwise dial it.
 #[test]
 fn who_cannot_be_dialled_keeps_a_connection() {
     let text = "\

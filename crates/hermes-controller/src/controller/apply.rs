@@ -1,6 +1,6 @@
 //! Changes of documents: the effect of a request, and the commit that makes it.
 //!
-//! In: a request, and the view that it is judged against. Out: the changes to write, and their effect at each node.
+//! In: a request, and the view against which it is validated. Out: the changes to write, and their effect at each node.
 //! Never: a change that leads to an invalid node document.
 
 use std::collections::BTreeSet;
@@ -15,19 +15,21 @@ use crate::store::Revision;
 /// Documents to put and delete, together or not at all.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// The subject that asks, as [`Commit::by`](crate::state::Commit::by).
+    /// The author of the request, as [`Commit::by`](crate::state::Commit::by).
     pub by: String,
     /// Documents to add or replace.
     pub put: Vec<Resource>,
     /// Documents to delete.
     pub delete: Vec<Key>,
-    /// The revision that the client knows: fails if a document changed later. `None`: any revision.
+    /// The revision that the client has read. The request fails if one of its documents changed later. `None` omits the
+    /// check.
     pub since: Option<Revision>,
     /// A dry run: only reports the effect.
     pub is_dry: bool,
-    /// True if all nodes get the change at once, regardless of the overlay's `rollout`. A rollout in progress ends.
+    /// True if all nodes receive the change at once, even if the overlay configures waves. A rollout in progress then
+    /// ends.
     pub is_now: bool,
-    /// Rolls back the rollout of this revision, for this reason.
+    /// The revision whose rollout the request rolls back, and the reason; `None` for all other requests.
     pub takes_back: Option<(Revision, String)>,
 }
 
@@ -40,17 +42,17 @@ pub struct Outcome {
     pub created: Vec<Key>,
     /// Changed documents.
     pub changed: Vec<Key>,
-    /// Nodes that keep draining, since their new documents do not set `draining`.
+    /// Nodes that continue to drain, because their new documents do not set `draining`.
     pub still_draining: Vec<Name>,
     /// Deleted documents.
     pub deleted: Vec<Key>,
-    /// Nodes with a new document. `None`: the node was removed.
+    /// The new document of each affected node; `None` if the node was removed.
     pub nodes: ChangedDocuments,
     /// Warnings: valid documents that are perhaps not intended.
     pub warnings: Vec<Fault>,
 }
 
-/// The compiled plan of a change that was judged valid.
+/// The compiled plan of a change that was validated.
 pub(super) struct CompiledChange {
     pub(super) plan: Plan,
     /// Nodes with a new document, and whether they still exist.
@@ -75,7 +77,7 @@ impl Controller {
     pub async fn apply(&self, request: &Request) -> Result<Outcome, ApplyError> {
         let judge = |view: &StateView| {
             if let Some(refused) = turn(view, request) {
-                // The refusal is recorded once. The owner then has a turn.
+                // The refusal is recorded once, so that the owner has a turn after the rollout.
                 let owner = owner_of(&request.by);
                 let is_own = view.state.rollout.as_ref().is_some_and(|waved| owner_of(&waved.by) == owner);
                 let is_known = is_own || view.state.turns.waiting.contains(&owner);
@@ -85,7 +87,7 @@ impl Controller {
             if request.is_dry {
                 return Ok((Vec::new(), Ok(outcome)));
             }
-            // The plan is kept, so that it is not compiled again.
+            // `catch_up` uses this plan, so that it is not compiled again.
             *lock(&self.planned) = planned.map(|planned| (view.state.revision + 1, planned));
             Ok((changes, Ok(outcome)))
         };
@@ -94,7 +96,8 @@ impl Controller {
     }
 }
 
-/// The error if another owner has the turn, or a rollout is in progress. `None`: the request may proceed.
+/// Returns the error if another owner has the turn, or a rollout is in progress. Returns `None` if the request may
+/// proceed.
 fn turn(view: &StateView, request: &Request) -> Option<ApplyError> {
     if request.is_now || request.is_dry || request.takes_back.is_some() {
         return None;
@@ -107,8 +110,8 @@ fn turn(view: &StateView, request: &Request) -> Option<ApplyError> {
     (has_waves && owner.is_some() && view.state.is_before(&owner, now())).then_some(ApplyError::Turn)
 }
 
-/// Keeps the drain of a node whose new document does not set `draining`: a command sets a drain, and applying a file
-/// again must not end it.
+/// Preserves the drain of a node whose new document does not set `draining`. A command starts a drain, and applying a
+/// file again must not end it.
 fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mut Vec<Name>) -> Resource {
     let Spec::Node(node) = &mut resource.spec else { return resource };
     let was_draining = matches!(before.map(|before| &before.spec), Some(Spec::Node(before)) if before.is_draining());
@@ -120,7 +123,7 @@ fn with_drain(mut resource: Resource, before: Option<&Arc<Resource>>, still: &mu
     resource
 }
 
-/// The changes that a request makes in this view, and their effect.
+/// Returns the changes that a request makes in this view, and their effect.
 fn plan(view: &StateView, request: &Request) -> Result<(Vec<Change>, Outcome, Option<CompiledChange>), ApplyError> {
     let state = &view.state;
     let waved = state.rollout.as_ref().map(|waved| waved.of);

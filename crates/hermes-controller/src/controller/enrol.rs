@@ -1,7 +1,7 @@
 //! Enrolment of nodes and their certificates.
 //!
 //! In: requests of operators for tokens, and requests of nodes that have one. Out: certificates, and log entries that
-//! say which node enrolled, how and when.
+//! record which node enrolled, how and when.
 //! Never: two nodes enrolled by one token, at any number of controllers.
 
 use std::time::{Duration, SystemTime};
@@ -49,7 +49,7 @@ impl Controller {
     /// Creates an enrolment token for a node, valid for this time.
     ///
     /// # Errors
-    /// There is no such node, or the store cannot be written.
+    /// The node does not exist, or the store cannot be written.
     pub async fn create_token(&self, by: &str, node: &Name, life: Duration) -> Result<EnrolmentToken, ApplyError> {
         let authority = self.authority().await?;
         let ticket = EnrolmentToken::generate(pin(&authority)?).map_err(ApplyError::Denied)?;
@@ -86,7 +86,7 @@ impl Controller {
     /// The token is used, expired or unknown; or the request is invalid.
     pub async fn enrol(&self, ticket: &EnrolmentToken, request: &[u8]) -> Result<(Name, Certificate), ApplyError> {
         let key = key_of(request)?;
-        // An invalid token costs no more work than this.
+        // A request with an invalid token is rejected below, before a certificate is signed.
         let digest = ticket.digest();
         let judge = |view: &StateView| {
             let again = view.state.members.values().find(|member| member.token == digest && member.key == key);
@@ -98,7 +98,7 @@ impl Controller {
                 return Err(ApplyError::NotReady(HELD.to_owned()));
             }
             let Some(token) = token else {
-                // The error does not tell whether the id exists.
+                // The error does not disclose whether the id exists.
                 return Err(ApplyError::Denied(
                     "this token is used, revoked, or of another overlay; ask for another one".to_owned(),
                 ));
@@ -112,7 +112,7 @@ impl Controller {
             let member =
                 EnrolledNode { node: token.node.clone(), key: key.clone(), since: now(), token: token.digest.clone() };
             let mut changes = vec![Change::Spent { token: token.id.clone() }];
-            // The node's earlier key may have leaked or moved to another machine.
+            // The node's earlier key is revoked, because it may have leaked or moved to another machine.
             let other = view.state.members.get(&token.node).filter(|before| before.key != key);
             changes.extend(other.map(|before| Change::Revoked(view.state.revoked(before, now()))));
             match view.state.catalog.revoked().find(|revoked| revoked.key == key) {
@@ -136,7 +136,7 @@ impl Controller {
         Ok((node, certificate))
     }
 
-    /// Renews the certificate of a node that has shown its last one.
+    /// Renews the certificate of a node that has authenticated with its current one.
     ///
     /// # Errors
     /// The node is not enrolled, or the request is for another key.
@@ -181,13 +181,13 @@ impl Controller {
     /// Issues a certificate for a subject that this controller has authenticated.
     ///
     /// # Errors
-    /// There is no CA yet, or the request is invalid.
+    /// The overlay has no CA yet, or the request is invalid.
     pub fn sign(&self, request: &[u8], subject: &Subject<'_>, life: Duration) -> Result<Certificate, ApplyError> {
         let (certificate, trust) = self.sign_alone(request, subject, life)?;
         Ok(Certificate { certificate: certificate + &trust.chain, authorities: trust.authorities })
     }
 
-    /// The certificate without its chain, and the trusted CAs at that moment.
+    /// Issues a certificate. Returns it without its chain, and the CAs that are trusted at that moment.
     pub(crate) fn sign_alone(
         &self,
         request: &[u8],
@@ -202,8 +202,8 @@ impl Controller {
         Ok((certificate, view.state.trust().map_err(ApplyError::Denied)?))
     }
 
-    /// Revocation lists of each trusted CA (PEM). Empty if no key is revoked, or if one CA may not sign lists: a client
-    /// that checks one list demands all.
+    /// Revocation lists of each trusted CA (PEM). Empty if no key is revoked. Also empty if one CA may not sign lists,
+    /// because a client that has one list demands a list of every CA.
     pub(crate) fn revocations(&self, view: &StateView) -> String {
         let mut keys = view.state.catalog.revoked().map(|one| &*one.key).peekable();
         if keys.peek().is_none() {
@@ -228,7 +228,8 @@ pub(super) fn unissued(error: IssueError) -> ApplyError {
     }
 }
 
-/// The digest of the request's key, as the certificate will have it. Checked before the store is written.
+/// Returns the digest of the request's key, in the encoding that the certificate will have. It is computed before the
+/// store is written, so that an invalid request changes nothing.
 pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
     let parsed = x509_parser::certification_request::X509CertificationRequest::from_der(request);
     let (_, parsed) = parsed.map_err(|error| {
@@ -237,7 +238,7 @@ pub(super) fn key_of(request: &[u8]) -> Result<String, ApplyError> {
     let asked = rcgen::CertificateSigningRequestParams::from_der(&request.into())
         .map_err(|error| ApplyError::Denied(format!("certificate request not signed with its own key: {error}")))?;
     let issued = rcgen::PublicKeyData::subject_public_key_info(&asked.public_key);
-    // With another encoding, a revocation would not find the certificate.
+    // If the certificate encoded the key in another way, a revocation would not match it.
     if issued != parsed.certification_request_info.subject_pki.raw {
         return Err(ApplyError::Denied(
             "unsupported key encoding (RFC 5280, section 4.1.2.7) or signature scheme in the request; make a new \

@@ -14,13 +14,14 @@ use crate::document::{Key, Name};
 use crate::state::{Change, Commit, EnrolledNode, State};
 use crate::store::{BaseState, LogRead, Revision, StoreError};
 
-/// The number of entries after which they are compacted into a base. A starting controller reads only these.
+/// The number of entries after which the log is compacted into a base. A starting controller reads the base and the
+/// entries after it.
 pub(super) const COMPACT_INTERVAL: u64 = 1000;
 /// The interval between attempts to read the store.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Controller {
-    /// Follows the store for as long as it is polled, so that this controller sees what others write.
+    /// Follows the store for as long as it is polled, so that this controller reads what other controllers write.
     pub async fn follow(&self) {
         loop {
             let revision = self.view().state.revision;
@@ -42,7 +43,8 @@ impl Controller {
     }
 
     /// Settles changes whose revision was read before their append ended. Then settles a change that may still reach
-    /// the store: an empty entry takes the revision, or fails because the change already has it.
+    /// the store, by appending an empty entry with the same revision. Either the empty entry takes the revision, or its
+    /// append fails because the change has it.
     pub(super) async fn settle_next(&self) -> Result<(), StoreError> {
         let _one = self.writing.lock().await;
         self.check_lost()?;
@@ -115,7 +117,7 @@ impl Controller {
                 LogRead::Gone => {
                     let state = self.read_base().await?;
                     self.outcomes.skip(state.revision);
-                    // A base does not say which documents differ, so all may.
+                    // A base does not record which documents changed, so all count as changed.
                     let keys = |state: &State| state.catalog.iter().map(|one| one.key.clone()).collect::<Vec<_>>();
                     view.waiting.extend(keys(&view.state).into_iter().chain(keys(&state)));
                     concerned.extend(lock(&self.nodes).keys().cloned());
@@ -176,7 +178,7 @@ impl Controller {
         *lock(&self.view) = view.clone();
         self.publish(&view, &concerned);
         if let Some(base) = base {
-            // An uncompacted log is longer, and works.
+            // A failed compaction is harmless: the log is only longer.
             let compacted = self.store.compact(base).await;
             let _ = compacted.inspect_err(|error| tracing::warn!("log not compacted: {error}"));
         }
@@ -211,7 +213,7 @@ impl Controller {
         let mut nodes = lock(&self.nodes);
         for node in concerned {
             let Some(sender) = nodes.get(node) else { continue };
-            // Nodes without a stream are looked up once they connect.
+            // A node without a stream reads the current values when it connects.
             if sender.receiver_count() == 0 {
                 nodes.remove(node);
                 continue;

@@ -1,13 +1,13 @@
-//! Recovery of a store that has lost changes: it was restored from a backup, or nodes prove that they have run a later
-//! revision.
+//! Recovery of a store that has lost changes, because it was restored from a backup. Nodes may also prove that they
+//! have run a later revision.
 //!
-//! In: revocations and revisions that nodes kept, each with a proof that a controller of this overlay made. Out:
-//! recovered revocations, and whether nodes get anything.
-//! Never: trust in a node without proof; any node could otherwise revoke all others, or have the controller withhold
+//! In: revocations and revisions that nodes stored, each with a proof that a controller of this overlay made. Out:
+//! recovered revocations, and whether documents are withheld from nodes.
+//! Never: a report accepted without proof. Otherwise any node could revoke all others, or make the controller withhold
 //! documents.
 //!
-//! Nodes keep their documents until an operator confirms what the store has, or each enrolled node has reported what it
-//! keeps: otherwise a key that was revoked after the backup would be served again.
+//! Nodes keep their documents until an operator confirms the content of the store, or each enrolled node has reported
+//! the revocations that it stores. Otherwise, a key that was revoked after the backup would be accepted again.
 
 use std::collections::BTreeSet;
 
@@ -23,13 +23,13 @@ use crate::document::Name;
 use crate::state::Change;
 use crate::store::Revision;
 
-/// The reason that nodes get while documents are withheld.
+/// The message to nodes and operators while documents are withheld from nodes.
 pub(crate) const HELD: &str = "store restored, or behind what nodes have run: nodes keep their documents until all \
                                have reconnected, or until `hermes restore --confirm`";
 /// The maximum number of revocations taken from one report.
 const MAX_RETURNED: usize = 512;
 
-/// The text that a proof signs.
+/// Returns the text whose HMAC is the proof of a revocation.
 fn of_key(node: &str, key: &str, until: u64) -> String {
     format!("revoked\n{node}\n{key}\n{until}")
 }
@@ -39,9 +39,9 @@ fn of_revision(revision: Revision) -> String {
 }
 
 impl Controller {
-    /// Keys for proofs, one for each CA whose key this controller has; the first makes new proofs.
+    /// Returns the HMAC keys for proofs, one for each CA whose key this controller has. The first one makes new proofs.
     fn proof_keys(&self, view: &StateView) -> Vec<hmac::Key> {
-        // Several overlays may share one CA.
+        // The label has the overlay's name, because several overlays may share one CA.
         let name = view.state.catalog.overlay().map(|(name, _)| name.as_str()).unwrap_or_default();
         let label = format!("hermes history of {name}");
         let opened = view.state.authorities().filter_map(|authority| self.opened(authority).ok());
@@ -53,7 +53,7 @@ impl Controller {
             .collect()
     }
 
-    /// The order with the revocations and the proof that the node has to keep.
+    /// Returns the order with the revocations and the proofs that the node must store.
     pub(crate) fn with_history(&self, order: Order) -> Order {
         let view = self.view();
         let Some(key) = self.proof_keys(&view).into_iter().next() else { return order };
@@ -73,9 +73,9 @@ impl Controller {
         Order { revoked, readmitted, proof, ..order }
     }
 
-    /// Recovers what a node keeps and this store has lost. Returns the events for the audit log. `member`: the node with
-    /// its key; without it, only revocations count: a revision from a node that is no member would have the
-    /// controller withhold documents.
+    /// Recovers revocations and the revision that a node reports with proofs and that this store has lost. Returns the
+    /// events for the audit log. `member` is the enrolled node with its key. If it is `None`, only revocations are
+    /// recovered, so that a node that is not enrolled cannot make the controller withhold documents.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -117,7 +117,7 @@ impl Controller {
                 }
                 changes.push(Change::Revoked(revoked.clone()));
             }
-            // One of the recovered revocations may be for the reporting node itself.
+            // The reported revocations may include the key of this node.
             let is_member = member.is_some_and(|(node, key)| {
                 let is_current = state.members.get(node).is_some_and(|member| member.key == key);
                 is_current && !returned.iter().any(|one| one.key == key)
@@ -140,7 +140,8 @@ impl Controller {
         Ok(events)
     }
 
-    /// Confirms what the store has: nodes get it from now on. Returns the revision of the confirmation.
+    /// Confirms the content of the store, so that nodes receive documents from now on. Returns the revision of the
+    /// confirmation.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -152,12 +153,12 @@ impl Controller {
 }
 
 impl StateView {
-    /// True while nodes get nothing, since recent revocations may be lost.
+    /// True while documents are withheld from nodes, because the store may have lost recent revocations.
     pub fn is_held(&self) -> bool {
         self.state.is_unconfirmed
     }
 
-    /// Enrolled nodes that have not reported the revocations that they keep.
+    /// Returns the enrolled nodes that have not reported the revocations that they store.
     pub(crate) fn missing<'a>(&'a self, is_there: impl Fn(&Name) -> bool + 'a) -> impl Iterator<Item = &'a Name> + 'a {
         self.state.members.keys().filter(move |node| !is_there(node))
     }

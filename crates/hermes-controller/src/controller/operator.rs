@@ -1,6 +1,6 @@
 //! Certificates of operators and of administrators of providers.
 //!
-//! In: requests for certificates, and names to dismiss. Out: certificates, and log entries that say which key may
+//! In: requests for certificates, and names to dismiss. Out: certificates, and log entries that record which key may
 //! change which documents until when. A certificate alone makes nobody an operator.
 //! Never: a decision whether the caller is entitled; the API decides that.
 
@@ -12,7 +12,7 @@ use crate::ca::{OPERATOR_LIFE, Subject};
 use crate::document::Name;
 use crate::state::{Change, Operator};
 
-/// The maximum number of certificates at one time, of the whole overlay and of each provider.
+/// The maximum number of valid certificates of operators, and of the administrators of each provider.
 const MAX_OPERATORS: usize = 1000;
 
 /// The caller: a key that has a certificate of this overlay.
@@ -22,13 +22,13 @@ pub struct RequestKey<'a> {
     pub key: &'a str,
     /// The caller's name.
     pub name: &'a Name,
-    /// The caller's provider. `None`: the caller is an operator of all documents.
+    /// The caller's provider; `None` if the caller is an operator of all documents.
     pub provider: Option<&'a Name>,
 }
 
 impl Controller {
-    /// Issues a certificate for an operator, or for an administrator of a provider. `asking` is the caller; `None` is
-    /// this controller.
+    /// Issues a certificate for an operator, or for an administrator of a provider. `asking` is the caller; `None` if
+    /// this controller itself creates the operator.
     ///
     /// # Errors
     /// The request is invalid, or the store cannot be written.
@@ -78,7 +78,8 @@ impl Controller {
     /// Revokes all certificates of a name. Returns their number.
     ///
     /// # Errors
-    /// The name has no certificate, or is the caller's: one operator must remain. Or the store cannot be written.
+    /// The name has no certificate, or is the caller's (at least one operator must remain), or the store cannot be
+    /// written.
     pub async fn dismiss(
         &self,
         by: &str,
@@ -109,14 +110,14 @@ impl Controller {
 }
 
 impl StateView {
-    /// The caller may have been dismissed while the request waited. Checks again, so that a dismissed operator cannot
-    /// make another one.
+    /// Checks again that the caller is an operator, because it may have been dismissed while the request waited. A
+    /// dismissed operator must not create another one.
     fn must_ask(&self, asking: Option<RequestKey<'_>>) -> Result<(), ApplyError> {
         let is_one = asking.is_none_or(|asking| self.is_operator(asking.key, asking.name, asking.provider));
         is_one.then_some(()).ok_or_else(|| ApplyError::Denied("the caller is no longer an operator".to_owned()))
     }
 
-    /// Operators that may change documents of this provider. `None`: all operators.
+    /// Returns the administrators of this provider; for `None`, all operators and administrators.
     pub fn operators(&self, provider: Option<&Name>) -> impl Iterator<Item = &Operator> {
         let all = self.state.operators.values().filter(|one| one.until > now());
         all.filter(move |one| provider.is_none() || one.provider.as_ref() == provider)

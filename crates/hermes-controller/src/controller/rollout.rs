@@ -27,7 +27,7 @@ impl Controller {
         self.transact("controller", judge).await.map(drop)
     }
 
-    /// Ends the rollout: all nodes get the change at once.
+    /// Ends the rollout: all nodes receive the change at once.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -58,7 +58,8 @@ impl Controller {
         self.apply(&Request { by, put, delete, takes_back, is_now: true, ..Request::default() }).await.map(drop)
     }
 
-    /// Advances to the next step, if this one is current.
+    /// Advances a rollout without waves from this step to the next one, in memory only. Does nothing if the rollout is
+    /// no longer at this step.
     pub async fn advance(&self, step: StepId) {
         let _one = self.reading.lock().await;
         let mut view = (*self.view()).clone();

@@ -1,6 +1,6 @@
 //! CA rotation, and the seal of CA keys.
 //!
-//! In: a new CA, and decisions of operators. Out: log entries that say which CAs are trusted and which one signs.
+//! In: a new CA, and decisions of operators. Out: log entries that record which CAs are trusted and which one signs.
 //! Never: a check whether all nodes are ready; the caller has done that. This file checks that the step is the next
 //! one.
 
@@ -43,7 +43,7 @@ impl Controller {
             return Ok(());
         }
         if !is_open(&self.view()) {
-            // An earlier start may have ended before it compacted.
+            // An earlier start may have sealed the keys, and ended before it compacted the log.
             return Ok(self.compact().await?);
         }
         let judge = |view: &StateView| {
@@ -58,7 +58,7 @@ impl Controller {
             Ok((changes, ()))
         };
         self.transact("controller", judge).await?;
-        // Otherwise the log would still have the unsealed key.
+        // Without compaction, the log would still contain the unsealed key.
         self.compact().await?;
         tracing::info!(
             "CA key sealed; an earlier reader of the store may have it, so rotate the CA: `hermes ca rotate`"
@@ -79,7 +79,7 @@ impl Controller {
         authority.opened(self.seal.get()).map_err(sealing)
     }
 
-    /// The CA with its key as it is stored.
+    /// The CA with its key encrypted if this controller has a seal.
     pub(super) fn sealed(&self, authority: Ca) -> Result<Ca, ApplyError> {
         match self.seal.get() {
             Some(seal) => authority.sealed(seal).map_err(sealing),
@@ -109,7 +109,8 @@ impl Controller {
             let authority = self.opened(signing(view)?)?;
             let proof = authority.proof_of(&next, SystemTime::now()).map_err(unissued)?;
             if let Err(why) = next.is_believed_by(&proof, &authority, SystemTime::now()) {
-                // Connected nodes get the new root directly and need no cross-certificate.
+                // The rotation proceeds, because connected nodes receive the new root directly and need no
+                // cross-certificate.
                 tracing::warn!(
                     "peers that trust only the old CA reject the new one's certificates: nodes that stay \
                      disconnected until the rotation ends must enrol again, and operators need new files ({why})"
@@ -131,7 +132,8 @@ impl Controller {
         Ok(self.transact(by, judge).await?.0)
     }
 
-    /// Has the new CA sign. Changes nothing if it signs already, or if the rotation did not begin at `of`.
+    /// Makes the new CA sign. Changes nothing if it signs already, or if the rotation did not begin at `of`, in
+    /// milliseconds since 1970.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -146,8 +148,8 @@ impl Controller {
         Ok(self.transact(by, judge).await?.0)
     }
 
-    /// Ends the rotation: the old CA is no longer trusted. `of` is when the rotation that the caller saw entered its
-    /// phase.
+    /// Ends the rotation: the old CA is no longer trusted. `of` is the time at which the rotation entered the phase
+    /// that the caller has read, in milliseconds since 1970.
     ///
     /// # Errors
     /// No rotation is in progress; or the new CA does not sign yet, and the caller does not force it.

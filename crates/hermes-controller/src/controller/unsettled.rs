@@ -18,11 +18,11 @@ const MAX_UNSETTLED: usize = 256;
 /// The outcome of a change that was unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettledChange {
-    /// The subject that asked for the change.
+    /// The author of the change, as in its commit.
     pub by: String,
-    /// The revision that the change was to get.
+    /// The revision that the change has if it was made.
     pub revision: Revision,
-    /// True if the change was made. `None`: the log was compacted before this controller could read it.
+    /// True if the change was made; `None` if the log was compacted before this controller could read the entry.
     pub is_made: Option<bool>,
 }
 
@@ -67,7 +67,8 @@ impl UnsettledChanges {
         self.lock().unsettled.iter().any(|one| one.revision == revision)
     }
 
-    /// The lowest revision up to this one with an unknown outcome: it was read before the change was added.
+    /// Returns the lowest revision up to `view` with an unknown outcome. Its entry was read before the change was added
+    /// here.
     pub(super) fn passed(&self, view: Revision) -> Option<Revision> {
         self.lock().unsettled.iter().map(|one| one.revision).filter(|revision| *revision <= view).min()
     }
@@ -85,7 +86,7 @@ impl UnsettledChanges {
         self.settle(|one| (one.revision == revision).then(|| Some(one.digest == sha256(bytes))));
     }
 
-    /// Entries up to this revision were compacted into a base before they were read.
+    /// Settles the changes up to this revision, whose entries were compacted into a base before they were read.
     pub(super) fn skip(&self, revision: Revision) {
         self.settle(|one| (one.revision <= revision).then_some(None));
     }
@@ -106,7 +107,7 @@ impl UnsettledChanges {
         self.changed.notify_one();
     }
 
-    /// Returns the outcomes that have become known since the last call. Waits until there is at least one.
+    /// Waits for an outcome, and returns all outcomes since the last call.
     pub(super) async fn next(&self) -> Vec<SettledChange> {
         loop {
             let settled = std::mem::take(&mut self.lock().settled);

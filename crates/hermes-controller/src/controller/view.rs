@@ -15,7 +15,7 @@ use crate::rollout::Rollout;
 use crate::store::Revision;
 
 impl StateView {
-    /// The document of a node once the rollout is done. `None`: the node is not part of the overlay.
+    /// Returns the document of a node at the end of the rollout; `None` if the node is not part of the overlay.
     pub fn document(&self, node: &Name) -> Option<&Bytes> {
         self.plan.document(node)
     }
@@ -37,7 +37,7 @@ impl StateView {
         }
     }
 
-    /// The revision of a rollout in waves that has no step left.
+    /// Returns the revision of a rollout in waves that has no step left, but whose end is not in the log yet.
     pub fn is_over(&self) -> Option<Revision> {
         self.state.rollout.as_ref().filter(|_| self.rollout.is_none()).map(|waved| waved.of)
     }
@@ -67,8 +67,8 @@ impl StateView {
         let Some(waved) = &self.state.rollout else {
             return Rollout::begin(earlier, (&self.plan, plan), touched, self.state.revision);
         };
-        // The earlier documents are derived from the current ones, so that a controller that starts now gets the same
-        // rollout.
+        // The earlier documents are derived from the current ones, so that a controller that starts now computes the
+        // same rollout.
         let mut catalog = plan.catalog().clone();
         for before in &waved.before {
             match &before.resource {

@@ -1,7 +1,7 @@
 //! Names of documents, and references to them.
 //!
 //! In: text. Out: a name that is safe in file names, URIs and headers; or a reference with an optional provider.
-//! Never: host names. Applications know services by authorities, which follow other rules.
+//! Never: host names. Applications address services by authorities, which follow other rules.
 
 use std::fmt;
 use std::str::FromStr;
@@ -61,7 +61,7 @@ impl fmt::Debug for Name {
 /// A reference: the name of a document of the same provider, or `PROVIDER/NAME`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Reference {
-    /// The provider. `None`: the provider of the document that has the reference.
+    /// The provider; `None` means the provider of the document that has the reference.
     pub provider: Option<Name>,
     /// The name.
     pub name: Name,

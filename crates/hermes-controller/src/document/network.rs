@@ -8,15 +8,15 @@ use super::is_default;
 use super::name::Name;
 use super::service::Audience;
 
-/// `kind: Network`.
+/// The content of a document of `kind: Network`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Network {
-    /// The addresses. Devices of its users capture packets to these.
+    /// The address prefixes. Devices of the network's users capture packets to them.
     pub prefixes: OneOrMany<Prefix>,
     /// The gateways.
     pub at: OneOrMany<Gateway>,
-    /// The audience: nobody else may use the network.
+    /// The users who may use the network.
     #[serde(rename = "for")]
     pub audience: Audience,
     /// Timeouts at each node.
@@ -24,7 +24,7 @@ pub struct Network {
     pub timeout: Timeout,
 }
 
-/// A node with a device that carries packets of this network.
+/// A gateway: a node that forwards packets of the network through a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Gateway {
@@ -37,22 +37,23 @@ pub struct Gateway {
     /// Addresses of the device, at which the node itself is reachable.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub address: OneOrMany<HostAddress>,
-    /// Prefixes from which clients get their addresses.
+    /// Prefixes from which clients receive their addresses.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub assign: OneOrMany<Prefix>,
-    /// True if clients may get whole networks of `assign`.
+    /// True if clients may receive whole networks of `assign` instead of single addresses.
     #[serde(default, skip_serializing_if = "is_default")]
     pub assign_networks: bool,
     /// True if packets leave the node with the node's own address.
     #[serde(default, skip_serializing_if = "is_default")]
     pub nat: bool,
-    /// The destination of all packets, whatever address they have.
+    /// The address to which the destination of all packets is translated (DNAT).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dnat: Option<HostAddress>,
 }
 
 impl Gateway {
-    /// The device of a network of this name: a name that the kernel accepts.
+    /// Returns the device of a network with this name. The default name is short enough for the kernel, which accepts
+    /// 15 characters.
     pub fn device_of(&self, network: &Name) -> Option<DeviceName> {
         let own = || format!("ip-{}", network.as_str().chars().take(12).collect::<String>()).parse().ok();
         self.device.clone().or_else(own)

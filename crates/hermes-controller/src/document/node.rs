@@ -11,23 +11,23 @@ use super::is_default;
 use super::name::{Name, Reference};
 use super::overlay::NeighbourHealth;
 
-/// `kind: Node`.
+/// The content of a document of `kind: Node`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Node {
-    /// The role: a standalone node forwards sessions of others; at a dependent node sessions begin and end.
+    /// The role: a standalone node forwards sessions of other nodes; at a dependent node, sessions only begin and end.
     #[serde(default, skip_serializing_if = "is_default")]
     pub role: Role,
     /// The program that the node runs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub runs: Program,
-    /// The address that other nodes dial. `None`: nobody can dial the node.
+    /// The address that other nodes dial; `None` if other nodes cannot dial this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<HostPort>,
-    /// The address that the node listens at. `None`: all addresses, at the port of `address`.
+    /// The address on which the node listens; `None` for all addresses, with the port of `address`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
-    /// True if others dial the node over HTTP/3.
+    /// True if other nodes dial the node over HTTP/3.
     #[serde(default, skip_serializing_if = "is_default")]
     pub http3: bool,
     /// Nodes that this node dials. If both list each other, or one has no address, one link carries both directions.
@@ -36,7 +36,7 @@ pub struct Node {
     /// Providers whose services, users and groups may use the node. Ignored if the overlay has no providers.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub providers: OneOrMany<Name>,
-    /// Listeners for programs of the node's device.
+    /// Listeners for applications on the node's host.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub apps: OneOrMany<App>,
     /// Further listeners, as in a node document.
@@ -48,7 +48,7 @@ pub struct Node {
     /// The drain timeout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<HumanDuration>,
-    /// True if the node gets no new sessions, so that it can be removed. `None` leaves a drain as it is, so that
+    /// True if the node receives no new sessions, so that it can be removed. `None` does not change a drain, so that
     /// applying a file again does not end it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draining: Option<bool>,
@@ -70,7 +70,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// True if the node gets no new sessions.
+    /// True if the node receives no new sessions.
     pub fn is_draining(&self) -> bool {
         self.draining.unwrap_or_default()
     }
@@ -87,37 +87,37 @@ pub enum Program {
     Envoy,
 }
 
-/// A listener for programs of a device, for sessions of one user.
+/// A listener for applications on the node's host, for sessions of one user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct App {
-    /// The address to listen at; not for `tun`.
+    /// The address on which the listener accepts; not for `tun`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<Bind>,
-    /// The protocol that programs use.
+    /// The protocol that applications use.
     #[serde(default, skip_serializing_if = "is_default")]
     pub protocol: AppProtocol,
-    /// For `tcp` and `udp`: the target of streams and flows, which name none.
+    /// For `tcp` and `udp`: the target of all streams and flows, because these protocols do not name a target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
     /// For `tun`: the device, which Hermes creates. Default: `hermes0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceName>,
-    /// For `tun`: the addresses of the device, from which its packets come.
+    /// For `tun`: the addresses of the device, which are the source of its packets.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub address: OneOrMany<HostAddress>,
     /// For `dns`: the prefixes of virtual addresses of names. Default: `100.64.0.0/10`.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub addresses: OneOrMany<Prefix>,
-    /// For `dns`: the servers of all other names. Default: the system's.
+    /// For `dns`: the DNS servers for all names that are not names of services. Default: the system's.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub forward: OneOrMany<String>,
-    /// The user of these sessions. `None`: the node's only user.
+    /// The user of these sessions; `None` means the node's only user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<Reference>,
 }
 
-/// The protocol that programs use.
+/// The protocol that applications use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AppProtocol {

@@ -14,20 +14,21 @@ use serde::{Deserialize, Serialize};
 
 use super::name::Name;
 
-/// `kind: Overlay`. Its name is the trust domain: certificates have `spiffe://NAME/node/...`.
+/// The content of a document of `kind: Overlay`. Its name is the trust domain: certificates have
+/// `spiffe://NAME/node/...`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Overlay {
-    /// Service providers. With providers, services, users and groups belong to them; without, to the operator.
+    /// Service providers. If there are any, services, users and groups belong to them, otherwise to the operator.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub providers: BTreeMap<Name, Provider>,
     /// The lifetime of a node's certificate, which is renewed after two thirds. Default: a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate_lifetime: Option<HumanDuration>,
-    /// The rollout of changes. Absent: all nodes get a change at once.
+    /// The rollout of changes in waves; if absent, all nodes receive a change at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutWaves>,
-    /// Programs that nodes may run. Absent: any.
+    /// Programs that nodes may run; if absent, any program.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub programs: OneOrMany<ProgramDigest>,
     /// Defaults of nodes.
@@ -40,7 +41,7 @@ pub struct Overlay {
 pub struct ProgramDigest(String);
 
 impl ProgramDigest {
-    /// True if this is the digest, in hex.
+    /// True if this is the given digest, in lower-case hex.
     pub fn is(&self, digest: &str) -> bool {
         self.0 == digest
     }
@@ -92,19 +93,19 @@ pub struct Provider {
     pub quota: Quota,
 }
 
-/// Limits of a provider: documents of each kind, and its part of a shared node.
+/// Limits of a provider: the number of documents of each kind, and its share of a node that several providers use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Quota {
-    /// Default 100.
+    /// The maximum number of services. Default 100.
     pub services: usize,
-    /// Default 10,000.
+    /// The maximum number of users. Default 10,000.
     pub users: usize,
-    /// Default 1,000.
+    /// The maximum number of groups. Default 1,000.
     pub groups: usize,
     /// The memory for caches and custody of all its services on a node. Default 4 GiB.
     pub memory: ByteSize,
-    /// The disk space for caches and custody. Default 64 GiB.
+    /// The disk space for caches and custody of all its services on a node. Default 64 GiB.
     pub disk: ByteSize,
 }
 
@@ -154,7 +155,7 @@ pub struct NeighbourHealth {
 }
 
 impl NeighbourHealth {
-    /// The section of an upstream.
+    /// Returns the `health` section of an upstream.
     pub(crate) fn health(self) -> Health {
         let Self { interval, timeout, healthy, unhealthy } = self;
         Health { path: None, interval, timeout, healthy, unhealthy }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::is_default;
 use super::name::{Name, Reference};
 
-/// `kind: Service`.
+/// The content of a document of `kind: Service`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Service {
@@ -31,7 +31,7 @@ pub struct Service {
     pub method: OneOrMany<MethodName>,
     /// The replicas.
     pub at: OneOrMany<Replica>,
-    /// The audience: nobody else may use the service.
+    /// The users who may use the service.
     #[serde(rename = "for")]
     pub audience: Audience,
     /// Retries, at the node where a session begins.
@@ -85,7 +85,8 @@ impl Service {
         all
     }
 
-    /// True if one session could match both services, if their audiences are left aside.
+    /// True if a session could match both services, apart from their audiences: they have a protocol, an authority, a
+    /// path and a method in common.
     pub fn meets(&self, name: &Name, (other, other_name): (&Service, &Name)) -> bool {
         let share = |own: &[String], others: &[String]| {
             (own.is_empty() && others.is_empty()) || own.iter().any(|one| others.contains(one))
@@ -126,7 +127,7 @@ pub struct Replica {
     /// The UDP origin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Target>,
-    /// The address ranges that `authority` may dial.
+    /// The address ranges that the node may dial for the target `authority`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reach: Option<DialScope>,
 }

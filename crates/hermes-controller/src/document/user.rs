@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::name::Name;
 
-/// `kind: User`.
+/// The content of a document of `kind: User`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct User {
@@ -14,7 +14,7 @@ pub struct User {
     pub nodes: OneOrMany<Name>,
 }
 
-/// `kind: Group`.
+/// The content of a document of `kind: Group`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Group {

@@ -1,4 +1,4 @@
-//! The stream on which a node gets its documents.
+//! The stream on which a node receives its documents.
 //!
 //! In: the reports of one node, and changes of the overlay. Out: the orders for that node.
 //! Never: another node's document.
@@ -49,14 +49,14 @@ impl Push {
                                                                   report",
             )
         })?;
-        // Otherwise a revision that another controller has written would count as lost, and the node would get an older
-        // document than it has. A false claim costs one read of the store.
+        // The controller first reads the revision that the node reports. Otherwise that revision would count as lost,
+        // and the node would receive an older document than it has. A false report costs one read of the store.
         self.controller.catch_up_with(first.tried.max(first.latest)).await.map_err(|error| {
             Status::unavailable(format!(
                 "the node has a later revision than this controller, and the controller cannot read the store: {error}"
             ))
         })?;
-        // The proofs vouch for revocations, whatever the node's state is by now.
+        // Revocations are recovered even if the node is no longer enrolled, because each has a proof.
         let member = is_node.as_ref().ok().map(|node| (node, peer.key.as_str()));
         let recalled = self.controller.recall(member, &first).await.map_err(|refused| rejection(&refused))?;
         recalled.into_iter().for_each(|event| self.audit.record(event));
@@ -97,19 +97,19 @@ struct Following {
     trust: watch::Receiver<Arc<Trust>>,
     /// The identity that the node reports.
     identity: Identity,
-    /// The trusted CAs and the issuer that the node was told last.
+    /// The trusted CAs and the issuer in the last orders to the node.
     told: (BTreeSet<String>, String),
     held: watch::Receiver<bool>,
     programs: watch::Receiver<OneOrMany<Program>>,
     /// SHA-256 of the node's program, as it reports it, in hex.
     program: String,
-    /// The program is not listed, and that was reported.
+    /// True if the node's program is not in the overlay's `programs`, and that was audited.
     is_unlisted: bool,
     watched: watch::Receiver<NodeUpdates>,
     key: String,
     /// The digest of the document that the node runs.
     running: Bytes,
-    /// The digest of the last order: a refused document is not sent again.
+    /// The digest of the document in the last order, so that a refused document is not sent again.
     ordered: Option<Bytes>,
     is_ended: bool,
     reports: Streaming<Report>,
@@ -117,7 +117,7 @@ struct Following {
 }
 
 impl Following {
-    /// The next order, once there is one. `None`: the node disconnected.
+    /// Waits for the next order. Returns `None` if the node disconnected.
     async fn next(&mut self) -> Option<Result<Order, Status>> {
         loop {
             if self.is_ended {
@@ -146,7 +146,7 @@ impl Following {
         }
     }
 
-    /// Recovers revocations from a further report: the first one cannot carry all.
+    /// Recovers revocations from a further report, because the first report cannot contain all.
     async fn recall(&self, report: &Report) -> Result<(), Status> {
         if report.revoked.is_empty() {
             return Ok(());
@@ -157,7 +157,7 @@ impl Following {
         Ok(())
     }
 
-    /// The order to send now.
+    /// Returns the order to send now; `None` if the node needs no order now.
     fn order(&mut self) -> Option<Result<Order, Status>> {
         let watched = self.watched.borrow_and_update().clone();
         if watched.key.as_ref() != Some(&self.key) {
@@ -198,8 +198,8 @@ impl Following {
         Some(Ok(self.presence.push.controller.with_history(order)))
     }
 
-    /// True for a node whose document this version cannot compile, although another version accepted it. The node keeps
-    /// its document.
+    /// True if this version of Hermes cannot compile the node's document, although another version accepted it. The
+    /// node then keeps its current document.
     fn is_uncompiled(&self) -> bool {
         let view = self.presence.push.controller.view();
         view.state.catalog.node(&self.presence.node).is_some() && view.document(&self.presence.node).is_none()
@@ -213,7 +213,7 @@ impl Following {
             return None;
         }
         if said.authorities != trust.fingerprints {
-            // An order that the node cannot follow is not repeated.
+            // An order is not repeated, because the node may be unable to follow it.
             let is_news = told.0 != trust.fingerprints;
             told.0.clone_from(&trust.fingerprints);
             return is_news.then(|| Order { authorities: trust.authorities.clone(), ..Order::default() });

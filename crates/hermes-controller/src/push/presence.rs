@@ -25,7 +25,7 @@ const MAX_TRUSTED: usize = 16;
 pub(crate) struct ConnectedNode {
     pub(super) push: Arc<Push>,
     pub(super) node: Name,
-    /// The peer is a program beside the node, which keeps only its certificate.
+    /// True if the peer is a program, such as `hermes envoy`, that only renews the node's certificate.
     pub(super) is_beside: bool,
 }
 
@@ -51,7 +51,7 @@ impl ConnectedNode {
         let said = Identity::of(report);
         self.push.note(&self.node, |status| {
             status.has_reported = !report.more;
-            // An Envoy does not report CAs; the program beside it does.
+            // An Envoy does not report CAs; `hermes envoy` does.
             if !said.authorities.is_empty() {
                 (status.authorities, status.issuer) = (said.authorities, said.issuer);
             }
@@ -101,7 +101,8 @@ impl Identity {
 }
 
 impl ConnectedNode {
-    /// Records that the overlay does not list the node's program: the node keeps its document, and gets no new one.
+    /// Records that the overlay does not list the node's program, so that the node keeps its document and receives no
+    /// new one.
     pub(super) fn unlisted(&self, program: &str, revision: Revision, is_news: bool) {
         let refused = format!("program {program} is not in the overlay's `programs`");
         if is_news {

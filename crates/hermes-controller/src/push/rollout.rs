@@ -1,4 +1,4 @@
-//! Rollouts: each step of a change goes to its nodes once the step before has been taken.
+//! Executes rollouts: sends each step of a change to its nodes once the nodes of the previous step have reported.
 //!
 //! In: the current step, and the status reports of nodes. Out: the next step, or a rollback.
 //! Never: a wait without a limit.
@@ -107,7 +107,7 @@ impl Push {
         }
         let mut why = None;
         let is_wrong = || {
-            // A node that was expelled meanwhile does not count.
+            // A node that was revoked meanwhile does not count.
             let view = self.controller.view();
             let gone = there.iter().find(|node| !is_there(node) && view.state.members.contains_key(**node));
             let gone = gone.map(|node| format!("node {node} disconnected after revision {}", step.id().0));

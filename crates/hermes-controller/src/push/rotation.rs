@@ -13,7 +13,7 @@ use crate::audit::Event;
 use crate::controller::{StateView, now};
 use crate::document::Name;
 
-/// The time that nodes get to connect after a start, before disconnected nodes are ignored.
+/// The time that nodes have to connect after the controller has started, before disconnected nodes are ignored.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reports within this time are evaluated together.
@@ -46,7 +46,7 @@ impl Push {
         let trust = view.state.trust().unwrap_or_default();
         let is_leaving = view.state.rotation.as_ref().map(|rotation| rotation.is_leaving);
         let since = view.state.rotation.as_ref().map_or(0, |rotation| rotation.since);
-        // Certificates issued before the rotation have expired by then.
+        // Certificates issued before this phase of the rotation have expired by then.
         let over = since.saturating_add(view.state.longest_life());
         let of = |name: &Name| {
             let status = self.with_statuses(|statuses| statuses.trusting(name).cloned()).unwrap_or_default();
@@ -71,7 +71,7 @@ impl Push {
         nodes.map(of).collect()
     }
 
-    /// Has the new CA sign once all connected nodes trust it, for as long as it is polled.
+    /// Makes the new CA sign once all connected nodes trust it. Runs for as long as it is polled.
     pub(crate) async fn rotate(&self) {
         let (mut trust, mut said) = (self.controller.trust(), self.said());
         let arrival = tokio::time::Instant::now() + ARRIVAL_TIMEOUT;

@@ -1,7 +1,8 @@
-//! The store for several controllers: etcd, by its own gRPC (v3).
+//! The store for several controllers: etcd, over its gRPC API (v3).
 //!
 //! In: the addresses of etcd's members. Out: a log that any number of controllers append to.
-//! Never: an entry twice. If the answer to an append is lost, the store is read to learn its outcome.
+//! Never: an entry twice. If the response to an append is lost, the controller reads the store to determine the
+//! outcome.
 
 mod message;
 mod status;
@@ -23,13 +24,13 @@ use self::message::{
 use super::{BaseState, Entry, LogRead, MAX_ENTRY, Revision, StatusExchange, Store, StoreError};
 use crate::grpc::{ClientError, GrpcChannel};
 
-/// The size of a chunk: etcd accepts requests of 1.5 MiB.
+/// The maximum size of a chunk, in bytes. By default, etcd accepts requests of at most 1.5 MiB.
 const CHUNK_BYTES: usize = 1 << 20;
 /// The maximum size of one read in bytes, and in entries; at least one entry is read.
 const MAX_READ: (usize, i64) = (4 << 20, 64);
 /// The maximum time for a request, including retries at other members.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The maximum time for one answer.
+/// The maximum time for the response of one member.
 const ENDPOINT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval between attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -37,16 +38,16 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// The TLS credentials for etcd.
 #[derive(Default)]
 pub struct Credentials {
-    /// The CAs of the members' certificates. `None`: the system's.
+    /// The CAs of the members' certificates; `None` for the system's.
     pub roots: Option<Roots>,
-    /// The client certificate, if etcd demands one (`--client-cert-auth`).
+    /// The client certificate, which etcd may demand (`--client-cert-auth`); `None` for no certificate.
     pub own: Option<CertifiedKey>,
 }
 
 /// A log in etcd.
 pub struct Etcd {
     members: Vec<String>,
-    /// The TLS configuration. `None`: no TLS.
+    /// The TLS configuration; `None` for no TLS.
     tls: Option<Arc<RustlsClientConfig>>,
     /// The index of the current member.
     turn: AtomicUsize,
@@ -65,7 +66,7 @@ fn config(credentials: Credentials) -> Result<Arc<RustlsClientConfig>, tls::TlsE
 type Answer<T> = Result<T, ClientError>;
 
 impl Etcd {
-    /// The store at `etcds://HOST:PORT[,HOST:PORT...][/PREFIX]`, or `etcd://` without TLS.
+    /// Creates the store at `etcds://HOST:PORT[,HOST:PORT...][/PREFIX]`, or at `etcd://` without TLS.
     ///
     /// # Errors
     /// The address or the credentials are invalid.
@@ -135,7 +136,7 @@ impl Etcd {
         self.turn.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sends a request once.
+    /// Sends a request once, to the current member.
     async fn once<Q, A>(&self, path: &'static str, request: Q) -> Answer<A>
     where
         Q: prost::Message + 'static,
@@ -270,7 +271,7 @@ impl Etcd {
             limit: MAX_READ.1,
         };
         let base = RangeRequest { limit: 1, ..RangeRequest::of(self.base_key()) };
-        // Reads both in one transaction: a base written in between would remove entries.
+        // The base and the entries are read in one transaction, because a base written in between would remove entries.
         let last = RangeRequest { limit: 1, ..RangeRequest::of(self.key(after)) };
         let request = TxnRequest::new([], [base, entries, last].map(Operation::range));
         let mut ranges = self.txn(WHAT, request).await?.ranges().into_iter();
@@ -281,7 +282,8 @@ impl Etcd {
         if base.map_err(foreign)?.is_some_and(|base| after < base) {
             return Ok(LogRead::Gone);
         }
-        // The last entry of a base stays, so that the last read entry always exists.
+        // Compaction keeps the entry of the base's revision, so that the entry that a controller read last always
+        // exists.
         if after > 0 && last.kvs.is_empty() {
             return Ok(LogRead::Lost);
         }
@@ -312,8 +314,8 @@ impl Etcd {
     async fn changed_now(&self, after: Revision) -> Result<(), StoreError> {
         const WHAT: &str = "be followed";
         let unable = |error: ClientError| StoreError::Unable(WHAT, error.to_string());
-        // Asks for any entry from the last read one on: if other controllers have compacted the next one, a later one
-        // exists. The last read entry disappears only by compaction, or if the log is lost.
+        // Watches all entries from the last read one on, because other controllers may have compacted the next entry.
+        // The last read entry disappears only by compaction, or if the log is lost.
         let (from, to) = (self.key(after), after_last(&format!("{}log/", self.prefix)));
         let channel = self.channel().await.map_err(unable)?;
         let watching =
@@ -331,7 +333,7 @@ impl Etcd {
                 Ok(Some(said)) if said.is_news() => return Ok(()),
                 Ok(Some(said)) if said.created && !is_watched => {
                     is_watched = true;
-                    // A watch reports no earlier events, so reads first.
+                    // A watch reports no events before its creation, so the keys are read once after it.
                     let there = RangeRequest { limit: 2, range_end: to.clone(), ..RangeRequest::of(from.clone()) };
                     let range: RangeResponse = self.call(WHAT, message::RANGE, there).await?;
                     let is_last = range.kvs.first().is_some_and(|first| first.key == from);

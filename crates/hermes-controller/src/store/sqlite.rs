@@ -37,7 +37,7 @@ impl Sqlite {
     pub fn open(directory: &Path) -> Result<Self, StoreError> {
         let path = directory.join(FILE);
         let shown = || path.display().to_string();
-        // The file contains the CA's key. Files that SQLite creates beside it get the same permissions.
+        // The file contains the CA's key. Files that SQLite creates beside it have the same permissions.
         let made = std::fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
         made.map_err(|error| StoreError::Unable("open its file", error.to_string()))?;
         let connection = Connection::open(&path).map_err(|error| unable("open its file", &error))?;

@@ -24,10 +24,10 @@ use crate::key::Vary;
 
 /// Version of the format; files of another version are dropped.
 const MAGIC: &[u8; 8] = b"HERMESC1";
-/// Length of the magic, the area's length, the head's length and its digest.
+/// Length of the fixed fields: the magic, the area's length, the head's length, and the head's digest.
 const FIXED: usize = 8 + 4 + 4 + DIGEST;
 const DIGEST: usize = 16;
-/// Areas are multiples of this length, so that a slightly longer head still fits.
+/// The area of a head is a multiple of this length, so that a slightly longer head still fits.
 const AREA: usize = 4096;
 /// Maximum length of a head.
 const MAX_HEAD: usize = 4 << 20;
@@ -74,7 +74,7 @@ impl Layout {
         let sums = blocks(&shape).map(|block| sum(&gather(content, &block))).collect();
         let mut this = Self { area: 0, shape, sums };
         let head = this.head(key, head)?;
-        // The spare room lets a later response have a longer date, or one field more.
+        // The spare room lets [`Layout::patch`] write a slightly longer head.
         this.area = (FIXED + head.len() + AREA / 2).next_multiple_of(AREA);
         // The mode is private, because the content may belong to one user.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
@@ -94,7 +94,7 @@ impl Layout {
         open_own(OpenOptions::new().write(true), path)?.write_all(&self.area(&head))
     }
 
-    /// Reads the head of a file.
+    /// Opens a file, and reads its layout, key and head.
     pub(crate) fn open(path: &Path) -> io::Result<(Self, Arc<str>, Head)> {
         let mut file = open_own(OpenOptions::new().read(true), path)?;
         let mut fixed = [0; FIXED];
@@ -194,7 +194,7 @@ impl Written {
     }
 }
 
-/// Splits the runs into blocks, in order.
+/// Splits the stored runs into ranges of at most [`BLOCK`] bytes, in order.
 fn blocks(shape: &StoredRanges) -> impl Iterator<Item = Range<u64>> + '_ {
     shape.runs.iter().flat_map(|run| {
         let end = run.end;

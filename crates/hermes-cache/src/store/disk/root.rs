@@ -16,7 +16,7 @@ use super::{Ended, ours};
 
 /// Name of the lock file. The file is never removed, because a waiting process would then wait for a deleted file.
 const LOCK: &str = "lock";
-/// Name prefix of a folder under removal. The rename frees the folder's own name at once.
+/// Name prefix of a folder that is being removed. The rename frees the folder's own name at once.
 const GONE: &str = "gone";
 
 /// The directory of a process's caches.
@@ -77,7 +77,7 @@ impl Root {
             }
         };
         if let Err(error) = std::thread::Builder::new().name("cache-sweep".to_owned()).spawn(run) {
-            tracing::warn!(%error, "the files of removed routes stay for now: no thread could be started");
+            tracing::warn!(%error, "cannot start a thread; cache files of removed routes stay until the next reload");
         }
     }
 
@@ -92,7 +92,7 @@ impl Root {
             }
             let Some(gone) = self.set_apart(&entry.path()) else { continue };
             remove_ours(&gone);
-            // A folder that holds foreign files gets its name back.
+            // A folder with foreign files is renamed back.
             if gone.exists() {
                 let _ = fs::rename(&gone, entry.path());
                 tracing::warn!(path = %entry.path().display(), "the cache directory has files that no cache wrote; leaving them unchanged");
@@ -101,7 +101,7 @@ impl Root {
         Ok(())
     }
 
-    /// Renames an unused folder. Returns `None` if it is in use, or not a cache's folder.
+    /// Renames an unused folder for its removal. Returns `None` if the folder is in use, or not a cache's folder.
     fn set_apart(&self, folder: &Path) -> Option<PathBuf> {
         let used = self.used();
         if used.contains(folder) || !is_folder_of_ours(folder) {
@@ -112,7 +112,7 @@ impl Root {
     }
 }
 
-/// A cache's folder has a name that ends in a dot and a digest.
+/// Whether a folder has a cache's name, which ends in a dot and a digest.
 fn is_folder_of_ours(folder: &Path) -> bool {
     let digest = folder.file_name().and_then(|name| name.to_str()?.rsplit_once('.')).map(|(_, digest)| digest);
     digest.is_some_and(|digest| digest.len() == 16 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()))

@@ -33,7 +33,7 @@ use super::{EnvoyIdentity, address_of, duration, exact, pack, problem, tls, tran
 
 /// The default connect timeout, as at a Hermes node.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The limits of a cluster: connections, pending requests, and requests with tunnels.
+/// The limits of a cluster: connections, pending requests, and active requests including tunnels.
 const CIRCUIT_BREAKER: (u32, u32, u32) = (1024, 4096, 1 << 17);
 /// The consecutive failures that eject an endpoint, and the first ejection time.
 const EJECTION: (u32, Duration) = (5, Duration::from_secs(10));
@@ -47,12 +47,12 @@ pub(super) enum OriginProtocol {
     Raw,
 }
 
-/// The name of an upstream's cluster.
+/// Returns the name of an upstream's cluster.
 pub(super) fn hop(upstream: &str) -> String {
     format!("hop/{upstream}")
 }
 
-/// The clusters of the next nodes.
+/// Returns the clusters of the next nodes, one for each upstream.
 pub(super) fn hops(
     document: &Document,
     identity: EnvoyIdentity<'_>,
@@ -153,7 +153,8 @@ pub(super) fn patient(clusters: &mut BTreeMap<String, Cluster>, name: &str, conn
     }
 }
 
-/// A map of one entry has a fixed order.
+/// Returns HTTP options for one protocol. The map has one entry, so its order is fixed and the same options have the
+/// same bytes.
 fn speaking(protocol: ProtocolConfig) -> HashMap<String, envoy_types::pb::google::protobuf::Any> {
     let explicit = ExplicitHttpConfig { protocol_config: Some(protocol) };
     let options = HttpProtocolOptions {
@@ -163,7 +164,8 @@ fn speaking(protocol: ProtocolConfig) -> HashMap<String, envoy_types::pb::google
     HashMap::from([(HttpProtocolOptions::full_name(), pack(&options))])
 }
 
-/// A TCP health check with TLS: without bytes to send, a connection and the peer's name are all that can be checked.
+/// Returns a TCP health check over TLS. It sends no bytes, and so checks only that a connection with the peer's name is
+/// possible.
 fn health_check(health: &Health) -> HealthCheck {
     let number = |value| Some(UInt32Value { value });
     let interval = health.interval.map_or(Duration::from_secs(5), |interval| interval.0);
@@ -177,8 +179,8 @@ fn health_check(health: &Health) -> HealthCheck {
     }
 }
 
-/// A cluster. Each backup endpoint has a priority of its own: it gets requests only while all endpoints before it are
-/// down.
+/// Returns a cluster with these endpoints. Each backup endpoint has a separate priority: it receives requests only
+/// while all endpoints before it are down.
 fn cluster(name: &str, (endpoints, backup): (&[HostPort], &[HostPort])) -> Cluster {
     let is_fixed = endpoints.iter().chain(backup).all(|at| at.host.parse::<IpAddr>().is_ok());
     let kind = if is_fixed { DiscoveryType::Static } else { DiscoveryType::StrictDns };

@@ -1,7 +1,7 @@
 //! The listener of an Envoy for other nodes.
 //!
 //! In: the listeners of a node document. Out: one listener: HTTP/2 over TLS, for nodes of this overlay.
-//! Never: user claims. Routes check these, and change without closing connections.
+//! Never: the check of user claims. The routes have it, because they change without closing connections.
 
 use std::collections::BTreeMap;
 
@@ -38,15 +38,15 @@ use super::{EnvoyIdentity, OVERLAY, VersionedResource, ads, duration, pack, prob
 
 /// The filter that checks user claims.
 pub(super) const TRUST: &str = "envoy.filters.http.rbac";
-/// The filter that removes headers before an origin.
+/// The filter that removes the overlay's headers from requests to an origin and from its responses.
 pub(super) const MUTATION: &str = "envoy.filters.http.header_mutation";
 /// The maximum number of requests and tunnels on a connection, as at a Hermes node.
 const MAX_STREAMS: u32 = 1000;
-/// The flow-control windows of a stream and of a connection, as at a Hermes node.
+/// The flow-control windows of a stream and of a connection, in bytes, as at a Hermes node.
 const FLOW_WINDOWS: (u32, u32) = (4 << 20, 16 << 20);
 /// The limit of stream resets by a peer: burst, and rate a second.
 const RESET_LIMITS: (u64, u64) = (100_000, 10_000);
-/// The maximum time for a request's headers.
+/// The maximum time for a request's headers, and for a TLS handshake.
 const HEADER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 pub(super) fn listeners(
@@ -98,14 +98,15 @@ fn server_tls(identity: EnvoyIdentity<'_>) -> DownstreamTlsContext {
     DownstreamTlsContext {
         common_tls_context: Some(tls(identity, [nodes])),
         require_client_certificate: Some(BoolValue { value: true }),
-        // Without session resumption each connection shows its certificate, which may have expired or changed.
+        // Without session resumption, each connection presents its certificate, which may have expired or been revoked
+        // meanwhile.
         disable_stateful_session_resumption: true,
         session_ticket_keys_type: Some(SessionTicketKeysType::DisableStatelessSessionResumption(true)),
         ..DownstreamTlsContext::default()
     }
 }
 
-/// HTTP/2 with tunnels, for both sides of an Envoy.
+/// Returns the HTTP/2 options of downstream and upstream connections, with extended CONNECT (RFC 8441) for tunnels.
 pub(super) fn http2() -> Http2ProtocolOptions {
     let value = |value| Some(UInt32Value { value });
     Http2ProtocolOptions {
@@ -142,7 +143,7 @@ fn manager(document: &Document) -> Filter {
         upgrade_configs: ["CONNECT", "CONNECT-UDP", "websocket"].map(upgrade).into(),
         request_headers_timeout: Some(duration(HEADER_TIMEOUT)),
         max_request_headers_kb: Some(UInt32Value { value: 64 }),
-        // The matched path is the forwarded path.
+        // Routes match the normalised path, so Envoy must forward the same path.
         normalize_path: yes(),
         // Hermes nodes set tracing and client-address headers; Envoy forwards them.
         use_remote_address: no(),
@@ -161,7 +162,8 @@ fn manager(document: &Document) -> Filter {
     }
 }
 
-/// Keeps the request's scheme. By default Envoy sends origins the scheme of its own connection.
+/// Returns a mutation that preserves the request's scheme. By default, Envoy sends origins the scheme of its own
+/// connection.
 fn scheme() -> TypedExtensionConfig {
     let header = HeaderValue {
         key: "x-forwarded-proto".to_owned(),

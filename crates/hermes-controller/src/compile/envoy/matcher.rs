@@ -1,7 +1,7 @@
 //! xDS matchers with ordered maps: `xds.type.matcher.v3.Matcher`, and the messages that contain it.
 //!
-//! In: keys and their results. Out: the wire format of the messages of the same names, the same bytes each time: a
-//! digest of the bytes tells whether an Envoy has a resource. Generated messages have maps in random order.
+//! In: keys and their results. Out: the wire format of the messages of the same names. Equal messages have equal bytes,
+//! because a digest of the bytes is the version of a resource. Generated messages have maps in random order.
 
 use std::collections::BTreeMap;
 
@@ -94,7 +94,7 @@ struct MatchMap {
 }
 
 impl Matcher {
-    /// Looks up the input in a map, with a default. An empty map becomes no tree.
+    /// Creates a matcher that looks up the input in a map, with a default. The map must not be empty.
     pub(super) fn tree(
         input: TypedExtensionConfig,
         map: BTreeMap<String, OnMatch>,
@@ -104,7 +104,7 @@ impl Matcher {
         Self { list: None, tree: Some(tree), on_no_match: otherwise.map(Box::new) }
     }
 
-    /// The first case that matches.
+    /// Creates a matcher that takes the action of the first case that matches.
     pub(super) fn list(cases: impl IntoIterator<Item = (Predicate, TypedExtensionConfig)>) -> Self {
         let matchers = cases.into_iter().map(|(predicate, action)| FieldMatcher {
             predicate: Some(predicate),
@@ -133,23 +133,24 @@ fn extension<M: prost::Message + prost::Name>(name: &str, message: &M) -> TypedE
     TypedExtensionConfig { name: name.to_owned(), typed_config: Some(super::pack(message)) }
 }
 
-/// The URIs of the peer's certificate, separated by commas.
+/// Returns the input with the URIs of the peer's certificate, separated by commas.
 pub(super) fn peer() -> TypedExtensionConfig {
     extension("peer", &UriSanInput {})
 }
 
-/// The request's user claim. Several header lines are joined with commas, which no user's name contains.
+/// Returns the input with the request's user claim. Several header lines are joined with commas, which no user's name
+/// contains.
 pub(super) fn user() -> TypedExtensionConfig {
     extension("user", &HttpRequestHeaderMatchInput { header_name: HERMES_USER.as_str().to_owned() })
 }
 
-/// Allows the request.
+/// Returns the action that allows the request.
 pub(super) fn allow() -> TypedExtensionConfig {
     // Action 0 is ALLOW.
     extension("allow", &Action { name: "allow".to_owned(), ..Action::default() })
 }
 
-/// The first route that matches.
+/// Returns the action that takes the first route that matches.
 pub(super) fn routes(routes: Vec<Route>) -> TypedExtensionConfig {
     extension("routes", &RouteList { routes })
 }

@@ -1,10 +1,10 @@
 //! Routes of an Envoy, and the check of user claims.
 //!
 //! In: the routes and users of a node document. Out: one route configuration. A request's user selects the routes of
-//! that user, in the document's order; the first match wins. Before that a filter checks whether the sender may claim
-//! that user, by the table "Trust" of the reference; a request without a claim stays without.
-//! Never: a user whom neither the sender's certificate nor the document proves. The next nodes accept an Envoy's
-//! claims.
+//! that user, in the document's order; the first match wins. Before that, a filter checks whether the sender may claim
+//! that user, by the table "Trust" of the reference. A request without a claim has no user.
+//! Never: a user claim that neither the sender's certificate nor the document permits, because the next nodes accept an
+//! Envoy's claims.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -48,9 +48,9 @@ const MAX_ROUTES: usize = 100_000;
 
 /// A route of the document, translated.
 struct Found {
-    /// The users of the route. `None`: everyone.
+    /// The users of the route; `None` if it is for everyone, or for any user.
     users: Option<BTreeSet<String>>,
-    /// True if the route is for any known user.
+    /// True if the route is for every request that has a user.
     is_of_somebody: bool,
     routes: Vec<Route>,
 }
@@ -82,13 +82,13 @@ pub(super) fn routes(
     Any { type_url: RouteConfiguration::type_url(), value: whole.encode_to_vec() }
 }
 
-/// A configuration that answers no request.
+/// Returns a configuration without routes.
 pub(super) fn nothing() -> Any {
     pack(&RouteConfiguration { name: OVERLAY.to_owned(), ..RouteConfiguration::default() })
 }
 
-/// The filter that checks user claims: standalone nodes may claim any user, other nodes their own users, and everyone
-/// may claim none. Other requests are denied.
+/// Returns the matcher of the filter that checks user claims. Standalone nodes may claim any user, and other nodes
+/// their own users. Every node may send requests without a claim. Other requests are denied.
 fn trust(document: &Document, identity: EnvoyIdentity<'_>) -> Matcher {
     let silent = || (matcher::nobody(), matcher::allow());
     let standalone = matcher::peer_is(format!("spiffe://{}/role/standalone", identity.overlay));
@@ -112,7 +112,7 @@ fn trust(document: &Document, identity: EnvoyIdentity<'_>) -> Matcher {
     if nodes.is_empty() { otherwise } else { Matcher::tree(matcher::peer(), nodes, Some(otherwise.into())) }
 }
 
-/// All routes, grouped by user.
+/// Returns a virtual host with all routes, grouped by user.
 fn by_user(found: &[Found], problems: &mut Vec<Problem>) -> VirtualHost {
     let users: BTreeSet<&String> = found.iter().filter_map(|found| found.users.as_ref()).flatten().collect();
     let of = |user: Option<&String>| -> Vec<&Found> {
@@ -166,7 +166,7 @@ fn routes_of(found: &[&Found]) -> Vec<Route> {
     all
 }
 
-/// Reports keys of a route that Envoy does not support.
+/// Adds a problem for each key of a route that Envoy does not support.
 fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
     let name = &route.name;
     let mut tell = |is_so: bool, key: &str, message: &str| {
@@ -243,14 +243,14 @@ fn one(route: &route::Route, clusters: &mut BTreeMap<String, Cluster>, problems:
     Found { users, is_of_somebody, routes }
 }
 
-/// Header rules towards origins: the user claim is removed from requests, and node headers from responses. A map of one
-/// entry has a fixed order.
+/// Returns the header rules of a route to an origin: the overlay's headers are removed from requests and responses. The
+/// map has one entry, so its order is fixed.
 fn mutations(route: &route::Route) -> HashMap<String, Any> {
     if route.terminate.is_none() {
         return HashMap::new();
     }
-    // CGI cannot tell these headers from `hermes-`: it replaces every character that is neither a letter nor a digit
-    // with `_`.
+    // Headers such as `hermes_user` are removed too. CGI replaces every character that is neither a letter nor a digit
+    // with `_`, so an origin could mistake them for the overlay's headers.
     let overlay = StringMatcher { match_pattern: Some(regex("hermes[^a-z0-9].*")), ignore_case: false };
     let remove = header_mutation::RemoveOnMatch { key_matcher: Some(overlay) };
     let mutation = HeaderMutation { action: Some(header_mutation::Action::RemoveOnMatch(remove)) };
@@ -259,7 +259,7 @@ fn mutations(route: &route::Route) -> HashMap<String, Any> {
     HashMap::from([(MUTATION.to_owned(), pack(&HeaderMutationPerRoute { mutations: Some(mutations) }))])
 }
 
-/// The action for sessions of this kind. `None`: the service has none.
+/// Returns the action for sessions of this kind; `None` if the replica has no target for the kind.
 fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Cluster>) -> Option<RouteAction> {
     let (cluster, upgrade) = match (&route.upstream, &route.terminate) {
         (Some(upstream), _) => (hop(upstream), None),
@@ -302,7 +302,8 @@ fn action(route: &route::Route, kind: Kind, clusters: &mut BTreeMap<String, Clus
     })
 }
 
-/// Retries a request that the next node has not seen: at another next hop, and then at an alternate.
+/// Returns the policy that retries a request which the next node has not received: at another next hop, and then at an
+/// alternate.
 fn elsewhere() -> RetryPolicy {
     let previous = RetryHostPredicate {
         name: "envoy.retry_host_predicates.previous_hosts".to_owned(),
@@ -324,7 +325,8 @@ fn elsewhere() -> RetryPolicy {
     }
 }
 
-/// All matches for requests of this kind. Envoy's conjunctions have no alternatives, so each becomes a match.
+/// Returns all matches for requests of this kind. A match of Envoy is a conjunction without alternatives, so each
+/// combination of authority, path and method becomes a match.
 fn matches(matching: &Match, kind: Kind) -> Vec<RouteMatch> {
     let (base, paths) = match kind {
         Kind::Http => {
@@ -370,15 +372,15 @@ fn header(name: &str, matcher: StringMatcher) -> HeaderMatcher {
     }
 }
 
-/// The header matcher for an authority with this port.
+/// Function that returns the header matcher for an authority with this port.
 type WithPort = Box<dyn Fn(u16) -> HeaderMatcher>;
 
-/// All spellings of an authority that match.
+/// Returns the header matchers of an authority pattern; each item of the list is one alternative.
 fn authority(pattern: &AuthorityPattern) -> Vec<Vec<HeaderMatcher>> {
     let by =
         |pattern: MatchPattern| header(":authority", StringMatcher { match_pattern: Some(pattern), ignore_case: true });
     let scheme = |scheme: &str| header(":scheme", exact(scheme));
-    // Without a port, with this port, and with any port.
+    // Matchers for the host without a port, with a given port, and with any port.
     let (bare, with, any): (HeaderMatcher, WithPort, Option<HeaderMatcher>) = match &pattern.host {
         HostPattern::Exact(host) => {
             let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
@@ -410,7 +412,7 @@ fn authority(pattern: &AuthorityPattern) -> Vec<Vec<HeaderMatcher>> {
     }
 }
 
-/// The matcher of a path. Both programs compare normalised paths.
+/// Returns the matcher of a path. Hermes and Envoy both compare normalised paths.
 fn path(pattern: &PathPattern) -> PathSpecifier {
     let text = pattern.to_string();
     match (pattern.exact(), text.strip_suffix('*')) {
@@ -422,7 +424,7 @@ fn path(pattern: &PathPattern) -> PathSpecifier {
             let tail = if open.is_some() { ".*" } else { "" };
             match regex(&format!("{}{tail}", pieces.join("[^/]+"))) {
                 MatchPattern::SafeRegex(regex) => PathSpecifier::SafeRegex(regex),
-                // No other form exists.
+                // `regex` returns no other form.
                 _ => PathSpecifier::Path(text),
             }
         }

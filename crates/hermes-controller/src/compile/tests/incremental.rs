@@ -1,4 +1,4 @@
-//! An update costs what it affects, and gives the same result as a full compilation.
+//! Tests that an update computes only what its change affects, and gives the same result as a full compilation.
 
 use std::collections::{BTreeMap, BTreeSet};
 

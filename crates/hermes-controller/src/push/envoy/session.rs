@@ -15,7 +15,7 @@ use crate::store::Revision;
 /// The maximum number of names that an Envoy may request of a type.
 const MAX_NAMES: usize = 50_000;
 
-/// Types of resources.
+/// The types of xDS resources that the controller serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Clusters,
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// The type of a URL. `None`: not a type that the controller serves.
+    /// Returns the type of a type URL; `None` if the controller does not serve that type.
     pub(crate) fn of(url: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.url() == url)
     }
@@ -52,14 +52,14 @@ pub(crate) struct WantedResources {
 /// A request of an Envoy.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct XdsRequest {
-    /// The response that this acknowledges or rejects. Empty: none.
+    /// The nonce of the response that this request acknowledges or rejects; empty if it does neither.
     pub(crate) nonce: String,
-    /// The reason for a rejection.
+    /// The reason for a rejection; `None` if the request does not reject a response.
     pub(crate) refused: Option<String>,
     /// Names to subscribe to; `*` for all.
     pub(crate) subscribe: Vec<String>,
     pub(crate) unsubscribe: Vec<String>,
-    /// State of the world: the names replace all earlier ones.
+    /// True for state-of-the-world xDS, in which the names replace all earlier ones.
     pub(crate) is_sotw: bool,
     /// Versions that the Envoy has from an earlier connection.
     pub(crate) has: BTreeMap<String, String>,
@@ -84,11 +84,11 @@ pub(crate) struct XdsResponse {
 pub(crate) enum UpdateOutcome {
     /// The Envoy has accepted all resources.
     Runs,
-    /// The Envoy has rejected a resource, and keeps the earlier ones.
+    /// The Envoy has rejected some resources, and keeps the earlier ones; the value is the reason.
     Refused(String),
 }
 
-/// The progress towards the goal.
+/// The step of an update from the Envoy's resources to the wanted ones: make before break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// New clusters are added, none is removed.
@@ -103,7 +103,7 @@ enum Step {
 
 #[derive(Clone, Debug, Default)]
 struct Subscription {
-    /// Names; `*` is all. `None`: the Envoy has not subscribed yet.
+    /// The subscribed names, or `*` for all; `None` if the Envoy has not subscribed yet.
     names: Option<BTreeSet<String>>,
     /// The resources that the Envoy has acknowledged.
     has: BTreeMap<String, VersionedResource>,
@@ -113,7 +113,7 @@ struct Subscription {
     is_owed: bool,
 }
 
-/// One connection of an Envoy.
+/// The xDS state of an Envoy's connection.
 #[derive(Debug)]
 pub(crate) struct Session {
     goal: WantedResources,
@@ -127,7 +127,7 @@ impl Session {
         Self { goal, step: Step::Make, kinds: Default::default(), sent: 0 }
     }
 
-    /// Sets a new goal.
+    /// Sets the resources that the Envoy must have, and begins an update to them.
     pub(crate) fn aim(&mut self, goal: WantedResources) {
         (self.goal, self.step) = (goal, Step::Make);
     }
@@ -136,7 +136,7 @@ impl Session {
         &self.goal
     }
 
-    /// Handles a request. Returns a verdict if the request completes or rejects an update.
+    /// Handles a request. Returns the outcome if the request completes or rejects an update.
     pub(crate) fn receive(&mut self, kind: Kind, heard: XdsRequest) -> Option<UpdateOutcome> {
         let subscription = &mut self.kinds[kind as usize];
         subscription.update(&heard, kind);
@@ -157,7 +157,7 @@ impl Session {
         self.advance().then_some(UpdateOutcome::Runs)
     }
 
-    /// Advances the step. True if the goal was reached just now.
+    /// Advances past all steps that are done. Returns true if the update has just been completed.
     fn advance(&mut self) -> bool {
         loop {
             let has_listener = !self.goal.resources.listeners.is_empty();
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// The resources of a type at this step. `None`: the type must wait.
+    /// Returns the resources of a type that the Envoy must have at this step; `None` if the type must wait.
     fn target(&self, kind: Kind) -> Option<BTreeMap<String, VersionedResource>> {
         let Subscription { names, has, .. } = &self.kinds[kind as usize];
         let names = names.as_ref()?;
@@ -199,7 +199,7 @@ impl Session {
         subscription.pending.is_none() && !subscription.is_owed && self.target(kind).is_some_and(is_there)
     }
 
-    /// The next response, if there is one.
+    /// Returns the next response; `None` if the Envoy needs no response now.
     pub(crate) fn next(&mut self) -> Option<XdsResponse> {
         self.advance();
         let (kind, all) = Kind::ALL.into_iter().find_map(|kind| {

@@ -1,7 +1,7 @@
 //! Both variants of xDS on the controller's port: delta, and state of the world.
 //!
 //! In: streams of Envoys, authenticated by their certificates. Out: each Envoy's own resources, whenever they change,
-//! and its status, as of any node.
+//! and its status, as for any other node.
 //! Never: another node's resources, whatever an Envoy calls itself; or a stream that outlives the node's membership.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,10 +29,10 @@ use crate::digest::sha256;
 use crate::document::{Name, Program};
 use crate::trust::Trust;
 
-/// The maximum length of the directory's path.
+/// The maximum length of the directory's path, in bytes.
 const MAX_PATH: usize = 4096;
 
-/// One variant of the protocol.
+/// A variant of the xDS protocol: delta, or state of the world.
 pub(crate) trait XdsVariant: Send + 'static {
     type Request: Send + 'static;
     type Response;
@@ -178,19 +178,19 @@ struct Serving<F: XdsVariant> {
     session: Session,
     trust: watch::Receiver<Arc<Trust>>,
     held: watch::Receiver<bool>,
-    /// The revoked keys and the CAs that the revocation lists were made for.
+    /// The revoked keys and the CAs for which the revocation lists were issued.
     revoked: (BTreeSet<String>, String),
     revocations: String,
     /// The status of the Envoy.
     report: Report,
-    /// The Envoy gets empty resources, and then the stream ends.
+    /// True if the node was revoked: the Envoy receives empty resources, and then the stream ends.
     is_expelled: bool,
     is_ended: bool,
     presence: ConnectedNode,
 }
 
 impl<F: XdsVariant> Serving<F> {
-    /// The next response, once there is one. `None`: the Envoy disconnected.
+    /// Waits for the next response. Returns `None` if the Envoy disconnected.
     async fn next(&mut self) -> Option<Result<F::Response, Status>> {
         loop {
             if self.is_ended {
@@ -244,7 +244,7 @@ impl<F: XdsVariant> Serving<F> {
         }
     }
 
-    /// Sets the goal to the current document.
+    /// Sets the wanted resources of the session to those of the current document.
     fn aim(&mut self) -> Result<(), Status> {
         let watched = self.watched.borrow_and_update().clone();
         let revision = watched.given.since;
@@ -294,7 +294,7 @@ impl<F: XdsVariant> Serving<F> {
     }
 }
 
-/// The directory of the Envoy's identity files. Only this Envoy gets the value back, so any value is safe.
+/// The directory of the Envoy's identity files. Only this Envoy receives the value back, so any value is safe.
 fn directory(envoy: &Envoy) -> Option<String> {
     match &envoy.metadata.as_ref()?.fields.get(DIRECTORY)?.kind {
         Some(Scalar::StringValue(path)) if path.len() <= MAX_PATH && path.starts_with('/') => Some(path.clone()),

@@ -1,4 +1,4 @@
-//! The order in which an Envoy gets its resources.
+//! Tests of the order in which an Envoy receives its resources.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

@@ -24,7 +24,7 @@ pub(super) struct KeyValue {
 pub(super) struct RangeRequest {
     #[prost(bytes = "bytes", tag = "1")]
     pub(super) key: Bytes,
-    /// Empty: the key alone.
+    /// The end of the range, exclusive; empty for a range of only `key`.
     #[prost(bytes = "bytes", tag = "2")]
     pub(super) range_end: Bytes,
     #[prost(int64, tag = "3")]
@@ -50,7 +50,7 @@ pub(super) fn after_last(prefix: &str) -> Bytes {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Header {
-    /// The answer contains all writes up to this revision.
+    /// The etcd revision of the response, which reflects all writes up to it.
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
 }
@@ -69,7 +69,7 @@ pub(super) struct PutRequest {
     pub(super) key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     pub(super) value: Bytes,
-    /// The lease of the key. 0: none.
+    /// The lease of the key; 0 for no lease.
     #[prost(int64, tag = "3")]
     pub(super) lease: i64,
 }
@@ -147,19 +147,19 @@ enum Against {
 }
 
 impl Compare {
-    /// The key does not exist: its version is 0.
+    /// Holds if the key does not exist, that is, its version is 0.
     pub(super) fn is_absent(key: Bytes) -> Self {
         let against = Some(Against::Version(0));
         Self { result: CompareResult::Equal.into(), target: CompareTarget::Version.into(), key, against }
     }
 
-    /// The key exists.
+    /// Holds if the key exists.
     pub(super) fn is_there(key: Bytes) -> Self {
         let against = Some(Against::Version(0));
         Self { result: CompareResult::Greater.into(), target: CompareTarget::Version.into(), key, against }
     }
 
-    /// The key has not changed since this revision.
+    /// Holds if the key has not changed since this revision.
     pub(super) fn is_unchanged(key: Bytes, mod_revision: i64) -> Self {
         let against = Some(Against::Mod(mod_revision));
         Self { result: CompareResult::Equal.into(), target: CompareTarget::Mod.into(), key, against }
@@ -175,7 +175,7 @@ pub(super) struct TxnRequest {
 }
 
 impl TxnRequest {
-    /// These operations, if all comparisons hold.
+    /// Creates a transaction that executes these operations if all comparisons hold.
     pub(super) fn new(
         compare: impl IntoIterator<Item = Compare>,
         success: impl IntoIterator<Item = Operation>,
@@ -217,7 +217,7 @@ struct WatchCreateRequest {
     key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
     range_end: Bytes,
-    /// 0: from now on.
+    /// The first etcd revision whose events are reported; 0 for events from now on.
     #[prost(int64, tag = "3")]
     start_revision: i64,
 }
@@ -240,7 +240,7 @@ pub(super) struct Watched {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Event {
-    /// 0: the key was put; 1: it was deleted.
+    /// The kind of event: 0 if the key was put, 1 if it was deleted.
     #[prost(int32, tag = "1")]
     pub(super) kind: i32,
     #[prost(message, optional, tag = "2")]
@@ -275,7 +275,7 @@ pub(super) struct KeepAliveRequest {
 pub(super) struct Lease {
     #[prost(int64, tag = "2")]
     pub(super) id: i64,
-    /// The remaining seconds. 0: the lease has expired.
+    /// The remaining time to live in seconds; 0 if the lease has expired.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
 }

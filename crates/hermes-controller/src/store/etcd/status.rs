@@ -36,8 +36,8 @@ impl Etcd {
         format!("{}word/", self.prefix)
     }
 
-    /// The lease of this controller. An expired lease has removed all entries: the call fails once, and the next one
-    /// gets a new lease.
+    /// Returns the lease of this controller. If the lease has expired, etcd has removed all entries. This call then
+    /// fails, and the next call requests a new lease.
     async fn leased(&self) -> Result<i64, ClientError> {
         let mut lease = self.lease.lock().await;
         match lease.take() {
@@ -95,7 +95,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// The entry of another controller. `None`: the entry is this controller's own.
+    /// Returns the entry of another controller; `None` if the entry is this controller's own.
     async fn word(&self, kv: &KeyValue, is_said: bool) -> Option<StatusEntry> {
         let key = std::str::from_utf8(&kv.key).ok()?.strip_prefix(&self.words())?;
         let (by, subject) = key.split_once('/')?;

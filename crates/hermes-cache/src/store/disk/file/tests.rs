@@ -1,4 +1,4 @@
-//! A written file is read completely, or rejected.
+//! Tests that a written file is read completely, or rejected.
 
 #![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 
