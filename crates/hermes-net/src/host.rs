@@ -52,7 +52,7 @@ pub fn bind_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "Stop the process that uses the address (`ss -lntup` shows it), or choose another",
         io::ErrorKind::PermissionDenied => {
-            "Choose a port from 1024 on, run as root, or give the program the capability for the lower ones: \
+            "Choose a port from 1024 on, run as root, or give the program the capability for lower ports: \
              `setcap cap_net_bind_service+ep HERMES`, AmbientCapabilities=CAP_NET_BIND_SERVICE in systemd, \
              `--cap-add NET_BIND_SERVICE` for a container"
         }

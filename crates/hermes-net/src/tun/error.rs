@@ -64,7 +64,7 @@ pub enum TunError {
         source: io::Error,
     },
     /// The kernel would drop the answers to this node's own packets.
-    #[error("with {prefix} captured the kernel would drop what {interface} receives for this node (rp_filter is 1)")]
+    #[error("with {prefix} captured, the kernel would drop answers that {interface} receives (rp_filter is 1)")]
     ReversePath {
         /// The interface on which answers arrive.
         interface: String,
