@@ -14,7 +14,7 @@ use hermes_model::trust::HERMES_ORIGIN;
 pub enum Owner {
     /// A user, on any connection.
     User(Arc<str>),
-    /// The origin of a session without a user, as `settle` has proven it.
+    /// The origin of a session without a user, as [`settle`](hermes_model::trust::settle) has proven it.
     Origin(Arc<str>),
     /// A listener of this node.
     Listener(Arc<str>),
@@ -26,7 +26,7 @@ impl Owner {
         !matches!(self, Owner::Listener(_))
     }
 
-    /// The owner of a session.
+    /// Returns the owner of a session.
     pub fn of(facts: &Facts) -> Self {
         if let Some(user) = &facts.user {
             return Owner::User(user.clone());
@@ -47,7 +47,7 @@ impl fmt::Display for Owner {
 }
 
 impl Owner {
-    /// Parses the text form.
+    /// Parses the text form of an owner. `None`: the text is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         let (kind, name) = text.split_once(' ')?;
         Some(match kind {

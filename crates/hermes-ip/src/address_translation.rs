@@ -1,8 +1,8 @@
-//! 1:1 NAT between the address that the far side of a tunnel uses and another one. The other one is a machine that a
-//! route names, or the own address of a client that was assigned another one.
+//! 1:1 NAT (RFC 3022) between the address that the far side of a tunnel uses and the address of a machine. The machine
+//! is one that a route names, or a client that keeps its own address although it was assigned another one.
 //!
-//! In: packets that the packet filter accepted. Out: the same packets with the other address, also inside ICMP errors.
-//! Never: a packet that may not pass.
+//! In: packets that the packet filter accepted. Out: the same packets with the translated address, also inside ICMP
+//! errors. Never: a packet that may not pass.
 
 use std::net::IpAddr;
 
@@ -11,17 +11,17 @@ use hermes_wire::connect_ip::{Address, Prefix};
 use hermes_wire::ip;
 use ipnet::IpNet;
 
-/// A pair of addresses.
+/// A pair of addresses that replace each other.
 #[derive(Clone, Copy)]
 pub struct AddressTranslation {
-    /// The address that the session holds.
+    /// The address that the session has, and that the tunnel's peer uses.
     pub asked: IpAddr,
-    /// The address that the client uses.
+    /// The address that the machine or client uses.
     pub inner: IpAddr,
 }
 
 impl AddressTranslation {
-    /// Sends all packets for the session's single address to `inner`.
+    /// Creates the translation that sends all packets for the session's single address to `inner`.
     ///
     /// # Errors
     ///
@@ -30,11 +30,11 @@ impl AddressTranslation {
         let one = network.filter(|network| network.prefix_len() == network.max_prefix_len());
         match one.map(|network| network.addr()) {
             Some(asked) if asked.is_ipv4() == inner.is_ipv4() => Ok(Self { asked, inner }),
-            _ => Err(format!("packets go to {inner} alone, and the session is not for one address of its version")),
+            _ => Err(format!("packets go only to {inner}, but the session is not for one address of that IP version")),
         }
     }
 
-    /// The translation between the assigned and the requested address. Returns `None` if they are equal, or not single
+    /// Returns the translation between the assigned and the requested address. `None` if they are equal, or not single
     /// addresses.
     pub fn instead(given: &Address, wanted: &[Address]) -> Option<Self> {
         let wanted = wanted.iter().find(|wanted| wanted.request == given.request)?;
@@ -72,7 +72,7 @@ impl AddressTranslation {
     }
 }
 
-/// The address of a prefix of full length.
+/// Returns the address of a prefix of full length. `None`: the prefix is shorter.
 fn one_address(prefix: Prefix) -> Option<IpAddr> {
     let whole = if prefix.address().is_ipv4() { 32 } else { 128 };
     (prefix.length() == whole).then_some(prefix.address())

@@ -1,7 +1,7 @@
 //! The sessions that claim a prefix of a device.
 //!
 //! In: a session, its scope, and the source of a packet. Out: whether the session gets the prefix, and the session for
-//! a packet. Never: the set of prefixes, which the device has.
+//! a packet. Never: the set of prefixes, which the device keeps.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use crate::address_owner::Owner;
 use crate::mailbox::Mailbox;
 
-/// Maximum sessions with one prefix.
+/// Maximum number of sessions that claim one prefix.
 const MAX_CLAIMS: usize = 256;
 
 /// The claim of a session on a prefix.
@@ -21,18 +21,18 @@ pub struct Claim {
     pub owner: Owner,
     /// The queue of packets for the session.
     pub mailbox: Arc<Mailbox>,
-    /// The number of the session at the device.
+    /// The number of the session at the device. Newer sessions have higher numbers.
     pub number: u64,
-    /// The prefixes of the session.
+    /// The networks with which the session exchanges packets.
     pub scope: Scope,
 }
 
-/// The networks that a session talks to; `None` stands for all.
+/// The network with which a session exchanges packets. `None` in a field: all networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// The network as the client knows it.
+    /// The network by the addresses that the client uses.
     pub asked: Option<IpNet>,
-    /// The network as it is behind the device, after translation.
+    /// The network by its addresses behind the device, after translation.
     pub here: Option<IpNet>,
 }
 
@@ -45,7 +45,8 @@ impl Scope {
         self.here.is_none_or(|scope| scope.contains(&from))
     }
 
-    /// Whether packets from the same machine may belong to either session, and its address does not tell which.
+    /// Whether packets from one machine may belong to either of two sessions, and the machine's address does not
+    /// determine which session.
     fn crosses(&self, other: &Self) -> bool {
         let meets = self.here.zip(other.here).is_none_or(|(one, two)| one.contains(&two) || two.contains(&one));
         let is_mapped = |scope: &Self| scope.asked != scope.here;
@@ -53,22 +54,24 @@ impl Scope {
     }
 }
 
-/// The reason why a session does not get a prefix.
+/// The reason why a claim is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClaimError {
-    /// The prefix belongs to another owner, or has its maximum of sessions.
+    /// The prefix belongs to another owner, or has the maximum number of sessions.
     Others,
-    /// Another session of the same owner has it, and packets for the two could not be told apart.
+    /// Another session of the same owner has the prefix, and packets for the two sessions could not be distinguished.
     Crosses,
 }
 
 /// All claims on one prefix.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// Claims of one owner. A device has a session for each network that it captures, all of them with its single
-    /// address. Narrower scopes come first; among equal ones, newer sessions.
+    /// Claims of one owner. A device has a session for each network that it captures, all with the device's single
+    /// address. Claims with a narrower scope come first; among claims with equally wide scopes, those of newer
+    /// sessions.
     pub sessions: Vec<Claim>,
-    /// A listener captures the prefix. Its packets never match a wider prefix, even if no session exists at the moment.
+    /// Whether a listener captures the prefix. If so, packets for the prefix never match a wider prefix, even if no
+    /// session exists at the moment.
     pub is_captured: bool,
 }
 
@@ -78,7 +81,7 @@ impl Claims {
         self.is_captured && owner.is_client() || self.sessions.iter().any(|claim| claim.owner != *owner)
     }
 
-    /// Adds a claim. `may_cross`: the claim is accepted even if its scope crosses that of another one.
+    /// Adds a claim. `may_cross`: accept the claim even if its scope crosses that of another claim.
     ///
     /// # Errors
     ///
@@ -95,8 +98,8 @@ impl Claims {
         Ok(())
     }
 
-    /// The session for a packet from this address. Routers send from other addresses; their packets go to the newest
-    /// session, if all sessions of the owner are in this process (`are_all`).
+    /// Returns the claim whose session receives a packet from this address. Routers send from addresses outside all
+    /// scopes. Their packets go to the newest session, if all sessions of the owner are in this process (`are_all`).
     pub fn holder(&self, from: IpAddr, are_all: bool) -> Option<&Claim> {
         let newest = || self.sessions.iter().filter(|_| are_all).max_by_key(|claim| claim.number);
         self.sessions.iter().find(|claim| claim.scope.takes(from)).or_else(newest)

@@ -1,30 +1,30 @@
-//! Translation of TCP connections and UDP flows to addresses that stand for names (RFC 3022, both addresses and both
-//! ports), so that the kernel serves them at two sockets of this process.
+//! Translation of TCP connections and UDP flows to virtual addresses, which stand for names. Both addresses and both
+//! ports are rewritten (RFC 3022), so that the kernel serves the flows at two sockets of this process.
 //!
-//! A program at `client` talks to `target`. Its packets are rewritten to come from an alias (the target's address with
+//! A program at `client` sends packets to `target`. They are rewritten to come from an alias (the target's address with
 //! a port of this node) and to go to the node's socket. The socket's packets to the alias are rewritten to come from
-//! the target and to go to the client. The kernel keeps the TCP state on both sides.
+//! the target and to go to the client. The kernel has the TCP state on both sides.
 //!
-//! In: packets, and the time. Out: the same packets rewritten, or the reason against it; displaced flows. The number of
-//! flows is limited, and shared among destinations. A closed connection keeps its alias for a minute, for segments that
-//! are still in flight. Never: a socket, or a name.
+//! In: packets, and the time. Out: the same packets rewritten, or the reason why not; displaced flows. The number of
+//! flows is limited, and shared among destinations. A closed connection retains its alias for a minute, for segments
+//! that are still in flight. Never: a socket, or a name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use hermes_wire::ip::{self, Header, Side};
 
-/// A closed connection keeps its alias for this long (milliseconds): the TIME-WAIT of Linux.
+/// Time for which a closed connection retains its alias, in milliseconds: the TIME-WAIT of Linux.
 const CLOSED_KEPT: u64 = 60_000;
-/// A UDP flow that was silent for this long may give its alias to another flow (milliseconds).
+/// Time of silence after which a UDP flow may lose its alias to another flow, in milliseconds.
 const SILENT_KEPT: u64 = 120_000;
-/// A flow that was silent for this long yields to a flow of its own destination, and to one of a destination that has
-/// none (milliseconds).
+/// Time of silence, in milliseconds, after which a flow yields to a new flow of the same destination, or of a
+/// destination that has no flow.
 const YIELD_AFTER_MS: u64 = 20_000;
-/// Size of a batch of displaced flows, as a fraction of the limit: each choice scans all flows, so one scan displaces
-/// several.
+/// The flow limit divided by this number is the size of a batch of displaced flows. Each choice scans all flows, so one
+/// scan displaces several.
 const BATCH: usize = 128;
-/// Maximum entries of `unyielding`; the entry for destinations without flows comes on top.
+/// Maximum number of entries of `unyielding`, besides the entry for destinations without flows.
 const MAX_UNYIELDING: usize = 16;
 /// The lowest port of an alias.
 const FIRST_ALIAS: u16 = 1024;
@@ -38,27 +38,27 @@ pub enum Transport {
     Udp,
 }
 
-/// A connection or flow, as its program sees it.
+/// A TCP connection or UDP flow, by the addresses that its program uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     /// The protocol above IP.
     pub transport: Transport,
     /// The address and port of the client.
     pub client: SocketAddr,
-    /// The address and port that it sent to.
+    /// The address and port to which the client sent.
     pub target: SocketAddr,
 }
 
-/// The outcome for a packet.
+/// The result of [`Translation::translate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The packet was rewritten, and goes into the device.
+    /// The packet was rewritten. The caller writes it to the device.
     Rewritten,
-    /// The first packet of a flow.
+    /// The packet is the first one of a flow that has no alias yet.
     Begins(FlowKey),
     /// The upstream connection is not open yet, so the client's SYN has to wait.
     Waits,
-    /// A segment of no known connection.
+    /// The packet belongs to no known flow, and cannot begin one.
     Unknown,
     /// The packet is neither TCP nor UDP, or a fragment without ports.
     Untranslatable,
@@ -69,7 +69,7 @@ enum State {
     /// The upstream connection is being opened; the client's SYN waits.
     Opening,
     Open,
-    /// Closed at this time.
+    /// Closed at this time, in milliseconds.
     Closed(u64),
 }
 
@@ -80,10 +80,10 @@ struct Flow {
     used_at: u64,
 }
 
-/// The flows of one prefix.
+/// The flows to the addresses of one prefix.
 #[derive(Debug)]
 pub struct Translation {
-    /// The node's two sockets.
+    /// The addresses of the two local sockets that serve the flows.
     tcp: SocketAddr,
     udp: SocketAddr,
     by_alias: HashMap<(Transport, SocketAddr), Flow>,
@@ -93,10 +93,10 @@ pub struct Translation {
     closed: BTreeSet<(u64, Transport, SocketAddr)>,
     /// The number of flows of each destination, without the closed ones.
     counts: HashMap<IpAddr, usize>,
-    /// Displaced flows whose holders were not told yet, by alias.
+    /// Displaced flows that [`Translation::take_displaced`] has not returned yet, by alias.
     displaced: Vec<(Transport, SocketAddr)>,
-    /// Destinations for which no flow yielded at this time, so that a flood searches the table once; `None`: all that
-    /// have no flow.
+    /// A time, and the destinations for which no flow yielded at that time, so that a flood causes only one scan of the
+    /// table. `None`: all destinations that have no flow.
     unyielding: (u64, Vec<Option<IpAddr>>),
 }
 
@@ -169,8 +169,8 @@ impl Translation {
         Outcome::Rewritten
     }
 
-    /// Assigns an alias to a new flow. Returns `None` if there are `limit` flows, and none yields. Call
-    /// [`Translation::take_displaced`] afterwards in both cases.
+    /// Assigns an alias to a new flow. Returns `None` if `limit` flows exist and none yields, or if no port is free.
+    /// Call [`Translation::take_displaced`] after each call.
     pub fn begin(&mut self, key: FlowKey, limit: usize, now: u64) -> Option<SocketAddr> {
         if self.by_alias.len() >= limit {
             self.make_room(key.target.ip(), limit, now);
@@ -186,7 +186,7 @@ impl Translation {
         Some(alias)
     }
 
-    /// Takes the flows that were displaced, by alias. Their connections have to end.
+    /// Returns the flows that were displaced since the last call, by alias. The caller must end their connections.
     pub fn take_displaced(&mut self) -> Vec<(Transport, SocketAddr)> {
         std::mem::take(&mut self.displaced)
     }
@@ -227,12 +227,12 @@ impl Translation {
         }
     }
 
-    /// The flow whose alias is the peer of one of the node's sockets.
+    /// Returns the flow with this alias, which is the peer of one of the node's sockets.
     pub fn flow_of(&self, transport: Transport, alias: SocketAddr) -> Option<FlowKey> {
         self.by_alias.get(&(transport, alias)).map(|flow| flow.key)
     }
 
-    /// True if no connection is open or opening.
+    /// Whether no TCP connection is open or opening.
     pub fn has_no_connections(&self) -> bool {
         let is_over = |flow: &Flow| flow.key.transport == Transport::Udp || matches!(flow.state, State::Closed(_));
         self.by_alias.values().all(is_over)
@@ -249,8 +249,8 @@ impl Translation {
         self.by_alias.get_mut(&(key.transport, *self.aliases.get(key)?))
     }
 
-    /// Frees the aliases of closed flows: all that closed long ago, or else the one that closed first. If none is
-    /// closed, flows are displaced.
+    /// Frees the aliases of all flows that closed more than [`CLOSED_KEPT`] ago, or else that of the flow that closed
+    /// first. If no flow is closed, displaces open flows.
     fn make_room(&mut self, target: IpAddr, limit: usize, now: u64) {
         while self.closed.first().is_some_and(|(since, ..)| since + CLOSED_KEPT <= now) {
             self.forget_oldest_closed();
@@ -261,9 +261,9 @@ impl Translation {
         while self.by_alias.len() >= limit && self.forget_oldest_closed() {}
     }
 
-    /// Displaces flows to make room for one to this destination. The longest idle flows of the largest destination
-    /// yield, as long as it keeps at least as many as the new flow's destination. Otherwise, flows that were silent for
-    /// long yield.
+    /// Displaces flows to make room for a flow to `target`. The longest idle flows of the destination with the most
+    /// flows yield, as long as that destination retains at least as many flows as `target` has. Otherwise, flows that
+    /// were silent for [`YIELD_AFTER_MS`] yield.
     fn displace_for(&mut self, target: IpAddr, limit: usize, now: u64) {
         if self.unyielding.0 != now {
             self.unyielding = (now, Vec::new());
@@ -301,7 +301,7 @@ impl Translation {
             match (transport, self.flow_of(transport, alias)) {
                 // The next datagram begins another flow.
                 (Transport::Udp, Some(key)) => self.forget(&key),
-                // The connection's last segments reach its program, as long as the alias is not needed.
+                // The alias stays until it is needed, so that the connection's last segments reach its program.
                 _ => self.close(transport, alias, now),
             }
         }

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use crate::address_owner::Owner;
 use crate::table::Table;
 
-/// Maximum prefixes of one owner at a time. Any number of its sessions share them. The limit keeps one owner from
+/// Maximum number of prefixes of one owner, however many sessions share them. The limit prevents one owner from
 /// exhausting a pool.
 const MAX_OWNED: usize = 128;
 
@@ -46,11 +46,11 @@ struct Holdings {
 struct Share {
     prefixes: usize,
     resting: BTreeSet<(Instant, IpNet)>,
-    /// Prefixes that the owner received instead of requested ones, by request.
+    /// Prefixes that the owner received instead of the requested prefixes, by request.
     instead: HashMap<AddressRequest, IpNet>,
 }
 
-/// A request: the prefix, and the network that its packets go to.
+/// A request: the requested prefix, and the network to which its packets go (`None`: any).
 pub type AddressRequest = (IpNet, Option<IpNet>);
 
 /// A prefix that sessions of one owner have, or for which the owner has a reservation.
@@ -58,7 +58,7 @@ pub type AddressRequest = (IpNet, Option<IpNet>);
 struct Holding {
     owner: Owner,
     sessions: usize,
-    /// The last session broke off, so its prefix will be reserved.
+    /// Whether the last session broke off, so that its prefix will be reserved.
     is_broken: bool,
     until: Option<Instant>,
     /// The request, if this prefix was assigned instead of the requested one.
@@ -68,7 +68,7 @@ struct Holding {
 /// Duration of a reservation after a session breaks off. Connections to the prefix survive that long, and their packets
 /// reach no other owner.
 const RELEASE_HOLD: Duration = Duration::from_secs(60);
-/// Maximum reserved prefixes of all owners; beyond it, the oldest reservations end at once.
+/// Maximum number of reserved prefixes of all owners. Beyond it, the oldest reservations end at once.
 const MAX_RESTING: usize = 4096;
 
 impl AddressLeases {
@@ -80,15 +80,16 @@ impl AddressLeases {
         self.searches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a prefix for one more session of this owner. Returns false if an overlapping prefix belongs to another
-    /// owner, or the owner has its maximum number.
+    /// Leases a prefix for one more session of this owner. Returns false if an overlapping prefix belongs to another
+    /// owner, or if the owner has the maximum number of prefixes.
     pub fn take(&self, prefix: IpNet, owner: &Owner) -> bool {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.take(prefix, owner)
     }
 
-    /// Marks that the session with this prefix broke off, before it returns the prefix: its owner may come back.
+    /// Records that the session with this prefix broke off, so that [`AddressLeases::give_back`] reserves the prefix:
+    /// its owner may connect again.
     pub fn breaks(&self, prefix: IpNet) {
         if let Some(holding) = self.lock().table.get_mut(prefix) {
             holding.is_broken = true;
@@ -104,14 +105,16 @@ impl AddressLeases {
         holdings.share(&owner).instead.insert(wish, prefix);
     }
 
-    /// The prefix that was assigned instead of the requested one.
+    /// Returns the prefix that was assigned to the owner instead of the requested one. `None`: no other prefix was
+    /// assigned.
     pub fn instead(&self, owner: &Owner, wish: AddressRequest) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.shares.get(owner)?.instead.get(&wish).copied()
     }
 
-    /// Restores a substitute assignment of the previous process, and reserves the prefix for its owner.
+    /// Restores an assignment of the previous process (see [`AddressLeases::give_instead`]), and reserves the prefix
+    /// for its owner.
     pub fn keep_instead(&self, prefix: IpNet, owner: &Owner, wish: AddressRequest) {
         if self.take(prefix, owner) {
             self.give_instead(prefix, wish);
@@ -120,12 +123,14 @@ impl AddressLeases {
         }
     }
 
-    /// The request for which this prefix was assigned instead.
+    /// Returns the request for which this prefix was assigned instead of the requested one. `None`: the prefix was
+    /// requested.
     pub fn wish(&self, prefix: IpNet) -> Option<AddressRequest> {
         self.lock().table.get(prefix)?.wish
     }
 
-    /// Returns a prefix of one session.
+    /// Releases a prefix of one session. After the last session, the prefix is free, or reserved if that session broke
+    /// off.
     pub fn give_back(&self, prefix: IpNet) {
         let mut holdings = self.lock();
         let Some(holding) = holdings.table.get_mut(prefix) else { return };
@@ -141,7 +146,8 @@ impl AddressLeases {
         }
     }
 
-    /// Serializes the reservations for another process: one line each, with the remaining milliseconds.
+    /// Serializes the reservations for another process: one line each, with the remaining milliseconds, prefix and
+    /// owner.
     pub fn resting(&self) -> String {
         let mut holdings = self.lock();
         let now = Instant::now();
@@ -151,7 +157,7 @@ impl AddressLeases {
         resting.map(|((until, prefix), owner)| format!("{} {prefix} {owner}\n", (*until - now).as_millis())).collect()
     }
 
-    /// Restores the reservations of the previous process.
+    /// Restores the reservations that the previous process serialized with [`AddressLeases::resting`].
     pub fn go_on_resting(&self, resting: &str) {
         let read = |line: &str| {
             let (left, rest) = line.split_once(' ')?;
@@ -164,22 +170,21 @@ impl AddressLeases {
         }
     }
 
-    /// The widest leased or reserved prefix that contains this address.
+    /// Returns the widest leased or reserved prefix that contains this address.
     pub fn around(&self, address: IpAddr) -> Option<IpNet> {
         let mut holdings = self.lock();
         holdings.forget(Instant::now());
         holdings.table.around(address)
     }
 
-    /// Whether this owner has its maximum number of prefixes, none of them reserved.
+    /// Whether sessions of this owner have the maximum number of prefixes. Reserved prefixes do not count.
     pub fn is_full(&self, owner: &Owner) -> bool {
         self.lock().shares.get(owner).is_some_and(|share| share.prefixes - share.resting.len() >= MAX_OWNED)
     }
 
     /// Finds a free address in a device's pools, or else a reserved one: the owner's own, or one of the owner with the
-    /// most reservations. `taken` returns the prefix that holds an address, if it is not free. An address that was
-    /// found taken counts as taken for a while, unless it is returned, so that repeated searches do not examine it
-    /// again.
+    /// most reservations. `taken` returns the prefix that contains an address, if the address is not free. Repeated
+    /// searches do not examine an address again for a second after it was found taken, unless it was released.
     pub fn find_free(
         &self,
         device: &Arc<str>,
@@ -218,7 +223,7 @@ impl AddressLeases {
                 let is_all_taken = pools.iter().all(is_searched);
                 is_all_taken.then(|| holdings.free_of_most_resting(fits)).flatten()
             });
-            // The search has already found this address.
+            // This address is the result, so the next search must not find it again as a freed one.
             holdings.freed.retain(|net| Some(*net) != rested);
             rested
         };
@@ -239,22 +244,23 @@ struct Search {
     hosts: (u128, u128),
     /// The first address that was not examined yet; `None` if all were.
     next: Option<u128>,
-    /// Addresses that were returned since.
+    /// Addresses that were released after the search had examined them.
     freed: VecDeque<IpAddr>,
-    /// Time of expiry of these results, in milliseconds of the node's clock, because listeners and configurations take
-    /// and release addresses too.
+    /// The time at which these results expire, in milliseconds of the node's clock. They expire because listeners and
+    /// configurations take and release addresses, too.
     until: u64,
-    /// Number of addresses that may still be examined until then.
+    /// Number of addresses that may still be examined before `until`.
     looks: usize,
-    /// No address of the pool was free or reserved.
+    /// Whether the search found neither a free nor a reserved address in the pool.
     is_spent: bool,
 }
 
 /// Milliseconds until taken addresses are examined again.
 const SEARCH_INTERVAL: u64 = 1000;
-/// Maximum addresses, or prefixes of several, examined in that time. Each takes less than a microsecond.
+/// Maximum number of addresses, or of prefixes with several addresses, that are examined in [`SEARCH_INTERVAL`]. Each
+/// examination takes less than a microsecond.
 const MAX_EXAMINED_ADDRESSES: usize = 65_536;
-/// Maximum returned addresses that are remembered; further ones are found by the next full search.
+/// Maximum number of released addresses that are remembered. The next full search finds further ones.
 const MAX_FREED: usize = 1024;
 
 impl Search {
@@ -300,7 +306,7 @@ impl Search {
             return;
         }
         self.is_spent = false;
-        // Addresses further ahead will be examined anyway.
+        // The search will still examine addresses from `next` on.
         if self.next.is_none_or(|next| address < next) && address <= self.hosts.1 && self.freed.len() < MAX_FREED {
             self.freed.push_back(of_bits(address, self.pool));
         }
@@ -323,7 +329,7 @@ fn of_bits(bits: u128, pool: IpNet) -> IpAddr {
 }
 
 impl Holdings {
-    /// Takes a prefix for one more session of the owner, if that is possible.
+    /// Leases a prefix for one more session of the owner, if that is possible.
     fn take(&mut self, prefix: IpNet, owner: &Owner) -> bool {
         if self.table.overlapping(prefix).any(|holding| holding.owner != *owner) {
             return false;
@@ -421,7 +427,7 @@ impl Holdings {
         }
     }
 
-    /// Frees the owner's oldest reservation that fits.
+    /// Frees the oldest reservation of the owner for which `fits` is true, and returns its prefix.
     fn free_first(&mut self, owner: &Owner, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
         let its = &self.shares.get(owner)?.resting;
         let prefix = its.iter().map(|(_, prefix)| *prefix).find(|prefix| fits(*prefix))?;
@@ -429,7 +435,8 @@ impl Holdings {
         Some(prefix)
     }
 
-    /// Frees the oldest fitting reservation of the owner with the most reservations.
+    /// Frees the oldest reservation for which `fits` is true, of the owner with the most reservations. Returns its
+    /// prefix.
     fn free_of_most_resting(&mut self, fits: impl Fn(IpNet) -> bool) -> Option<IpNet> {
         // Owners whose reservations are all in other pools are skipped.
         let its = |(_, owner): &(usize, Owner)| {
@@ -447,22 +454,23 @@ pub fn gives(gateway: &Gateway, net: IpNet) -> bool {
     withheld(gateway, net).is_none()
 }
 
-/// The reason why the configuration does not let clients have this network, with a remedy; `None` if it does.
+/// Returns the reason why the configuration does not let clients have this network, with a remedy. `None`: it lets
+/// them.
 pub fn withheld(gateway: &Gateway, net: IpNet) -> Option<&'static str> {
     let address = net.addr();
-    // A client that may have a network could take a whole pool with one request.
+    // If clients may have networks, a client could lease a whole pool with one request.
     let is_one = net.prefix_len() == net.max_prefix_len();
     let is_pooled = gateway.assign.iter().any(|pool| pool.contains(&net));
     if !ip::is_one_host(address) || address.is_loopback() {
-        Some("it is no machine's; give the client's device another one")
+        Some("it is not the address of a host; give the client's device another address")
     } else if gateway.addresses.iter().any(|own| net.contains(own)) {
-        Some("it is the gateway's own (`terminate.address`); give the client's device another one")
+        Some("it is the gateway's own address (`terminate.address`); give the client's device another address")
     } else if !is_one && !gateway.assign_networks {
-        Some("it is a whole network, and the route gives none; ask for addresses, or write `assign-networks: true`")
+        Some("it is a network, and the route assigns addresses only; request addresses or set `assign-networks: true`")
     } else if !gateway.assign.is_empty() && !is_pooled {
-        Some("the route's `assign` does not hold it; add it there, or give the client's device an address of that")
+        Some("the route's `assign` does not contain it; add it there, or give the client's device an address of those")
     } else if gateway.assign.is_empty() && !is_private(address) {
-        Some("it is not private, and the route has no `assign`; write one that holds it")
+        Some("it is not private, and the route has no `assign`; write an `assign` that contains it")
     } else {
         None
     }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-/// Maximum datagrams that one turn takes from a port before it forwards them.
+/// Maximum number of datagrams that a task takes from a port in one turn, before it forwards them.
 pub const BATCH: usize = 256;
 /// Overhead of a queued packet in bytes, so that empty packets count as well.
 pub const PACKET_OVERHEAD: usize = 64;
@@ -31,7 +31,8 @@ impl Mailbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a batch and wakes the session. Returns the number of packets that were dropped to make room.
+    /// Queues a batch and wakes the session. Drops the oldest packets if the queue exceeds `most` bytes, and returns
+    /// their number.
     pub fn post(&self, packets: &mut Vec<Bytes>, most: usize) -> u64 {
         let mut letters = self.letters();
         for packet in packets.drain(..) {
@@ -51,7 +52,7 @@ impl Mailbox {
         dropped
     }
 
-    /// Closes the queue, because its session takes no more packets. Returns the unread packets.
+    /// Closes the queue, because its session accepts no more packets. Returns the unread packets.
     pub fn close(&self) -> VecDeque<Bytes> {
         let mut letters = self.letters();
         letters.is_closed = true;
@@ -64,7 +65,7 @@ impl Mailbox {
         self.letters().is_closed
     }
 
-    /// Closes the queue for new packets. The session learns of it after it has read the queued ones.
+    /// Closes the queue for new packets. The session detects that after it has read the queued packets.
     pub fn finish(&self) {
         let mut letters = self.letters();
         letters.is_closed = true;
@@ -73,7 +74,7 @@ impl Mailbox {
         waker.inspect(Waker::wake_by_ref);
     }
 
-    /// Waits until the queue is closed, and reads nothing.
+    /// Polls until the queue is closed, without reading packets.
     pub fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         let mut letters = self.letters();
         if letters.is_closed {
@@ -112,7 +113,7 @@ impl PacketQueue {
     }
 }
 
-/// The number of bytes that a queued datagram counts for.
+/// Returns the number of bytes that a queued datagram counts against the queue's limit.
 pub fn weight(datagram: &Bytes) -> usize {
     datagram.len() + PACKET_OVERHEAD
 }

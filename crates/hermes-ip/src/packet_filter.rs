@@ -13,7 +13,7 @@ use hermes_wire::ip::{self, Header, IcmpError};
 pub enum Verdict {
     /// The packet passes.
     Pass,
-    /// The packet is too long, and may be fragmented to this length.
+    /// The packet is too long, and may be fragmented to this length in bytes.
     Cut(usize),
     /// The packet is dropped for this reason, with an ICMP error for its sender if one is given.
     Drop(&'static str, Option<IcmpError>),
@@ -22,11 +22,11 @@ pub enum Verdict {
 /// The sources and destinations that a session permits.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Routes on the device's side.
+    /// Address ranges on the device's side of the session, with their protocols.
     pub here: Vec<Route>,
-    /// Routes on the tunnel's side.
+    /// Address ranges on the tunnel's side of the session, with their protocols.
     pub there: Vec<Route>,
-    /// The only permitted protocol besides ICMP.
+    /// The only permitted protocol besides ICMP. `None`: the routes alone decide.
     pub protocol: Option<u8>,
 }
 
@@ -40,7 +40,7 @@ pub enum Direction {
 }
 
 impl Rules {
-    /// Decides on a packet; `mtu` is the maximum length of the next link.
+    /// Decides on a packet. `mtu` is the MTU of the next link, in bytes.
     pub fn verdict(&self, way: Direction, packet: &[u8], header: &Header, mtu: usize) -> Verdict {
         let (from, to) = match way {
             Direction::Out => (&self.here, &self.there),
@@ -54,7 +54,7 @@ impl Rules {
             return Verdict::Drop("ttl-expired", None);
         }
         if !ip::is_one_host(header.destination) || !ip::is_one_host(header.source) {
-            // Multicast and broadcast serve the local link, which has no other hosts here.
+            // Multicast and broadcast address hosts on the local link, and the link of a TUN device has none.
             return Verdict::Drop("not-unicast", None);
         }
         if !is_routed(header.destination) || !is_routed(header.source) {
@@ -91,8 +91,8 @@ fn allows(routes: &[Route], address: IpAddr, protocol: u8) -> bool {
     routes.iter().any(|route| route.covers(address, protocol))
 }
 
-/// Checks the length. Each link must carry 1,280 bytes of IPv6 (RFC 8200, section 5); a packet too long for a datagram
-/// is sent on the stream.
+/// Checks the length. Each link must carry 1,280 bytes of IPv6 (RFC 8200, section 5), so a packet that is too long for
+/// a QUIC datagram is sent on the stream.
 fn fit(header: &Header, mtu: usize) -> Verdict {
     let mtu = if header.source.is_ipv6() { mtu.max(ip::MIN_MTU_V6) } else { mtu.max(ip::MIN_MTU_V4) };
     if header.length <= mtu {

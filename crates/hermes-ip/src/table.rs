@@ -22,7 +22,7 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// The value of exactly this prefix.
+    /// Returns the value of exactly this prefix.
     pub fn get(&self, prefix: IpNet) -> Option<&T> {
         self.entries.get(&prefix)
     }
@@ -37,7 +37,7 @@ impl<T> Table<T> {
         self.entries.get_mut(&prefix)
     }
 
-    /// The value of a prefix; a missing one is created with its default.
+    /// Returns the value of a prefix. Inserts the default value if the prefix is missing.
     pub fn get_or_default(&mut self, prefix: IpNet) -> &mut T
     where
         T: Default,
@@ -77,7 +77,7 @@ impl<T> Table<T> {
         Some(value)
     }
 
-    /// The values of all prefixes that overlap this one.
+    /// Returns the values of all prefixes that overlap this one.
     pub fn overlapping(&self, prefix: IpNet) -> impl Iterator<Item = &T> {
         let around =
             self.lengths[family(prefix.addr())].iter().filter(move |(length, _)| *length <= prefix.prefix_len());
@@ -89,7 +89,7 @@ impl<T> Table<T> {
         around.filter_map(|net| self.entries.get(&net.trunc())).chain(within.map(|(_, value)| value))
     }
 
-    /// The widest prefix that contains this address.
+    /// Returns the widest prefix that contains this address.
     pub fn around(&self, address: IpAddr) -> Option<IpNet> {
         self.lengths[family(address)].iter().rev().find_map(|(length, _)| {
             let prefix = IpNet::new(address, *length).ok()?.trunc();
@@ -97,7 +97,7 @@ impl<T> Table<T> {
         })
     }
 
-    /// The value of the longest prefix that contains this address.
+    /// Returns the value of the longest prefix that contains this address.
     pub fn find(&self, address: IpAddr) -> Option<&T> {
         self.lengths[family(address)].iter().find_map(|(length, _)| {
             let prefix = IpNet::new(address, *length).ok()?.trunc();

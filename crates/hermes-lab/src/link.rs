@@ -2,8 +2,8 @@
 //! frames.
 //!
 //! In: the names of two namespaces, and the conditions of each direction. Out: frames, after their delay; counters. The
-//! link carries handshakes, acknowledgements and datagrams like a real path. Frames in flight are bounded. Never: an
-//! address, or a link-down event for an outage.
+//! link carries handshakes, acknowledgements and datagrams like a real path. The number of frames in flight is limited.
+//! Never: an address. An outage does not set the devices down.
 
 #![allow(clippy::disallowed_methods, reason = "a thread of its own waits until a frame is due")]
 
@@ -23,15 +23,16 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::netem::{Conditions, Dropped, LinkEmulator};
 
-/// Frames in flight in one direction: at 20 ms and full frames this is 4.9 Gbit/s, far more than a TAP moves.
+/// Maximum number of frames in flight in one direction. At 20 ms and full frames this is 4.9 Gbit/s, far more than a
+/// TAP moves.
 const MAX_FRAMES_IN_FLIGHT: usize = 8192;
-/// The largest frame: an MTU of 1500 with its Ethernet header, and room for a VLAN tag.
+/// Length of the largest frame, in bytes: an MTU of 1500 with its Ethernet header and a VLAN tag.
 const MAX_FRAME_BYTES: usize = 1522;
 /// Interval at which a thread checks whether the link still exists.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Frames that are read before the due ones are delivered.
+/// Maximum number of frames that a thread reads before it delivers those that are due.
 const BURST: usize = 64;
-/// Transmit queue of a TAP, in frames: a thousand clients at one instant fit.
+/// Length of a TAP's transmit queue, in frames. Packets that a thousand clients send at one instant fit.
 const TAP_QUEUE: u32 = 8192;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -39,9 +40,9 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// An end of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct End<'a> {
-    /// The name of the namespace for `ip netns`.
+    /// The name of the network namespace, as in `ip netns`.
     pub namespace: &'a str,
-    /// The name of the device in it.
+    /// The name of the device in the namespace.
     pub device: &'a str,
 }
 
@@ -70,10 +71,11 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates a link. The conditions are those from the first end to the second, and back; their times count from
+    /// Creates a link. `conditions` are those from the first end to the second, and those back; their times count from
     /// `epoch`. The devices have no address, and are down.
     ///
-    /// Missing root privileges, or a TAP that cannot be created or moved.
+    /// # Errors
+    /// Root privileges are missing, or a TAP cannot be created or moved.
     pub fn new(ends: [End<'_>; 2], conditions: [Conditions; 2], epoch: Instant) -> io::Result<Self> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let [a, b] = [Arc::new(tap(ends[0], number, "a")?), Arc::new(tap(ends[1], number, "b")?)];
@@ -92,13 +94,13 @@ impl Link {
         Ok(Self { number, threads: threads.collect(), wanted, counters })
     }
 
-    /// The Ethernet addresses of both ends, for static neighbour entries: address resolution would fail during an
-    /// outage.
+    /// Returns the Ethernet addresses of both ends, for static neighbour entries: address resolution would fail during
+    /// an outage.
     pub fn ethernet(&self) -> [String; 2] {
         ["a", "b"].map(|side| ethernet(self.number, side))
     }
 
-    /// The counters so far, of both directions.
+    /// Returns the counters of both directions.
     pub fn counters(&self) -> [&Counters; 2] {
         self.counters.each_ref().map(|counters| &**counters)
     }
@@ -113,7 +115,8 @@ impl Drop for Link {
     }
 }
 
-/// Creates a TAP here and moves it, so that this process keeps its frames while its interface is in the namespace.
+/// Creates a TAP in this process's namespace, and moves its interface to the namespace of `end`. This process still
+/// reads and writes its frames.
 fn tap(end: End<'_>, number: u32, side: &str) -> io::Result<SyncDevice> {
     let name = format!("hl{}-{number}{side}", std::process::id());
     let builder = DeviceBuilder::new().name(&name).layer(Layer::L2).tx_queue_len(TAP_QUEUE).enable(false);
@@ -124,7 +127,7 @@ fn tap(end: End<'_>, number: u32, side: &str) -> io::Result<SyncDevice> {
     Ok(device)
 }
 
-/// An Ethernet address that is unique in a lab: locally administered, with the link's number.
+/// Returns an Ethernet address that is unique in a lab: locally administered, with the link's number.
 fn ethernet(number: u32, side: &str) -> String {
     let [_, high, middle, low] = number.to_be_bytes();
     format!("02:4c:{high:02x}:{middle:02x}:{low:02x}:0{side}")
@@ -176,7 +179,7 @@ impl LinkThread {
         }
     }
 
-    /// Reads the waiting frames. Returns false if the namespace, and our TAP with it, was removed.
+    /// Reads the waiting frames. Returns false if the namespace was removed, and the TAP with it.
     fn read_frames(&mut self, buffer: &mut [u8], number: &mut u64) -> bool {
         for _ in 0..BURST {
             let length = match self.from.recv(buffer) {

@@ -24,7 +24,7 @@ pub struct Conditions {
     pub loss: f64,
     /// The share of frames that arrive later than others by `late_by`, and so out of order.
     pub late: f64,
-    /// See `late`.
+    /// The additional delay of the frames that `late` selects.
     pub late_by: Duration,
     /// The share of duplicated frames.
     pub twice: f64,
@@ -33,7 +33,7 @@ pub struct Conditions {
 }
 
 impl Default for Conditions {
-    /// A cable.
+    /// Returns the conditions of a cable: no delay, no loss and no limit of the rate.
     fn default() -> Self {
         Self {
             rate: None,
@@ -53,7 +53,7 @@ impl Default for Conditions {
 pub enum Up {
     /// At all times.
     Always,
-    /// In one of several slots, in turns: slot 0 begins with the epoch.
+    /// In one slot of a cycle of slots, so that links take turns. Slot 0 begins at the epoch.
     Turns {
         /// The length of a slot.
         slot: Duration,
@@ -102,7 +102,7 @@ impl Up {
     }
 }
 
-/// The slot at this time.
+/// Returns the index of the slot at this time.
 fn number(at: Duration, slot: Duration) -> u128 {
     at.as_nanos() / slot.as_nanos().max(1)
 }
@@ -125,9 +125,9 @@ pub enum Dropped {
 /// The arrival of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The time since the epoch.
+    /// The time of arrival, since the epoch.
     pub at: Duration,
-    /// A duplicate arrives with it.
+    /// Whether a duplicate arrives with the frame.
     pub is_double: bool,
 }
 
@@ -141,7 +141,7 @@ pub struct LinkEmulator {
 }
 
 impl LinkEmulator {
-    /// An idle direction.
+    /// Creates the emulator of an idle direction.
     pub fn new(conditions: Conditions, seed: u64) -> Self {
         Self { conditions, busy_until: Duration::ZERO, chance: SmallRng::seed_from_u64(seed) }
     }

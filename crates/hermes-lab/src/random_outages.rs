@@ -17,7 +17,7 @@ const OUTAGE_RATIO: u32 = 9;
 /// The time after which the sequence repeats; longer than any run.
 const PERIOD: Duration = Duration::from_secs(6 * 3600);
 
-/// Conditions of links at the papers' rate, each up a tenth of the time. Up times and outages are exponentially
+/// Returns the conditions of links at [`RATE`], each up a tenth of the time. Up times and outages are exponentially
 /// distributed, so nothing predicts them. Each link of a seed has its own times.
 pub fn random_outages(up: Duration, seed: u64) -> impl Fn(usize) -> Conditions + Copy {
     move |link| Conditions { up: times(up, seed, link), ..steady() }
@@ -36,12 +36,13 @@ fn times(up: Duration, seed: u64, link: usize) -> Up {
     Up::Listed { times: Arc::from(times), of: now }
 }
 
-/// The minimum duration of a download over these links, in seconds. The client's link is first, and the download begins
-/// `from` after the links' epoch. The request moves up as soon as each link is up; then bytes move down over all links
-/// that are up at the same time, cut through. Round-trip times and losses are not counted.
+/// Returns the minimum duration of a download over these links, in seconds. The client's link is first, and the
+/// download begins `from` after the links' epoch. The request crosses each link towards the server as soon as that link
+/// is up. Then the bytes cross all links that are up at the same time towards the client, without delay at the nodes.
+/// Round-trip times and losses are not counted.
 ///
-/// `unnoticed` is the start of each up time that a node cannot use, because it detects by periodic probes that the link
-/// is up. Each link must be up at some time.
+/// `unnoticed` is the time at the start of each up time that a node cannot use, because it detects only by periodic
+/// probes that the link is up. Each link must be up at some time.
 pub fn limit(links: &[Conditions], bytes: u64, from: Duration, unnoticed: Duration) -> f64 {
     let is_up = |link: &Conditions, now: f64| {
         let now = Duration::from_secs_f64(now);
@@ -54,11 +55,11 @@ pub fn limit(links: &[Conditions], bytes: u64, from: Duration, unnoticed: Durati
         now
     };
     let asked = links.iter().fold(from.as_secs_f64(), climb);
-    // The bytes that wait before each link, the server's last.
+    // The bytes that wait at each node, from the client (index 0) to the server.
     let mut held = vec![0.0; links.len() + 1];
     held[links.len()] = bytes as f64;
     let mut now = asked;
-    // The end of the stream has to arrive, too.
+    // Whether a link has carried all bytes and the end of the stream.
     let mut whole = vec![false; links.len()];
     while whole.first() == Some(&false) {
         for (link, conditions) in links.iter().enumerate().rev() {
@@ -101,7 +102,7 @@ mod tests {
         assert!((together as f64 / (7.0 * looks as f64) - 0.01).abs() < 0.004, "{together}");
     }
 
-    /// A link that is up between these seconds.
+    /// Returns a link that is up between these seconds.
     fn up(times: &[(u64, u64)]) -> Conditions {
         let times = times.iter().map(|(from, to)| (SECOND * *from as u32, SECOND * *to as u32)).collect();
         Conditions { up: Up::Listed { times, of: 1000 * SECOND }, ..steady() }
@@ -140,7 +141,7 @@ mod tests {
         assert!(is_about(half(&[up(&[(2, 3), (7, 8)])]), 7.7));
     }
 
-    /// Compared with the other computation.
+    /// Compares the result with that of [`crate::turns::limit`].
     #[test]
     fn it_is_that_of_links_in_turns_where_they_are() {
         let links: Vec<_> = (0..3).map(crate::turns::in_turns(3)).collect();

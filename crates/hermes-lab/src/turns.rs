@@ -1,4 +1,5 @@
-//! Links in a row that are up in turns, as in the papers, and the physical limit of a download over them.
+//! Links in a row that are up in turns, as in the papers of docs/guide-unstable.md, and the physical limit of a
+//! download over them.
 //!
 //! In: a number of links, a number of bytes, a start time. Out: the links' conditions; the earliest time at which a
 //! download can be complete. Pure.
@@ -7,43 +8,43 @@ use std::time::Duration;
 
 use crate::{Conditions, Up};
 
-/// Bits per second of each link, as in the papers.
+/// Bits per second of each link, as in the papers of docs/guide-unstable.md.
 pub const RATE: u64 = 10_000_000;
 /// The time for which one link is up, before the next one's turn.
 pub const SLOT: Duration = Duration::from_secs(1);
-/// The share of the rate that is left for payload: frames of 1,514 bytes carry 1,448.
+/// The share of the rate that carries payload: frames of 1,514 bytes carry 1,448.
 pub(crate) const SHARE: f64 = 1448.0 / 1514.0;
-/// Bytes of a TLS handshake's longer half.
+/// Bytes that a TLS handshake sends in its longer direction.
 const HANDSHAKE: f64 = 1500.0;
 /// Time step of the simulation, in seconds.
 pub(crate) const STEP: f64 = 0.001;
 
-/// Conditions of a number of links in turns, at the papers' rate. The first link is the client's.
+/// Returns the conditions of a number of links in turns, each at [`RATE`]. The first link is the client's.
 pub fn in_turns(of: u32) -> impl Fn(usize) -> Conditions + Copy {
     move |link| Conditions { up: Up::Turns { slot: SLOT, of, turn: link as u32 }, ..steady() }
 }
 
-/// The same link without outage.
+/// Returns the conditions of such a link without outages.
 pub fn steady() -> Conditions {
     Conditions { rate: Some(RATE), one_way: Duration::from_micros(500), ..Conditions::default() }
 }
 
-/// Minimum number of seconds in which such a link carries these bytes.
+/// Returns the minimum number of seconds in which such a link carries `bytes` bytes of payload.
 pub fn at_full_rate(bytes: u64) -> f64 {
     bytes as f64 * 8.0 / (RATE as f64 * SHARE)
 }
 
-/// The minimum duration of a download over links in turns, in seconds. It begins `phase` seconds after a slot of the
-/// client's link began. HTTP takes one round trip; a TLS handshake with the server takes one more.
+/// Returns the minimum duration of a download over links in turns, in seconds. It begins `phase` seconds after a slot
+/// of the client's link began. HTTP takes one round trip; a TLS handshake with the server takes one more.
 pub fn limit(links: u32, bytes: u64, round_trips: u32, phase: f64) -> f64 {
     let begin = (1..round_trips).fold(phase, |now, _| down(links, up(links, now), HANDSHAKE));
     down(links, up(links, begin), bytes as f64) - phase
 }
 
-/// The earliest time at which these bytes reach the client, if the server has them at `from`.
+/// Returns the earliest time at which these bytes reach the client, if the server has them at `from`.
 fn down(links: u32, from: f64, bytes: f64) -> f64 {
     let count = links as usize;
-    // The bytes that wait before each link, the server's last.
+    // The bytes that wait at each node, from the client (index 0) to the server.
     let mut held = vec![0.0; count + 1];
     held[count] = bytes;
     let (mut now, each) = (from, RATE as f64 / 8.0 * SHARE * STEP);
@@ -57,7 +58,7 @@ fn down(links: u32, from: f64, bytes: f64) -> f64 {
     now
 }
 
-/// The time at which a message from the client reaches the server.
+/// Returns the time at which a message that the client sends at `from` reaches the server.
 fn up(links: u32, from: f64) -> f64 {
     (0..links).fold(from, |now, link| {
         let turn = now.rem_euclid(f64::from(links));

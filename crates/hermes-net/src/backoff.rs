@@ -17,7 +17,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// A back-off before the first run.
+    /// Creates a back-off whose delays double from `first` up to `longest`.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, pause: first, next: None }
     }
@@ -29,7 +29,7 @@ impl Backoff {
         }
     }
 
-    /// The time at which the action may run next; `None`: now.
+    /// Returns the time at which the action may run next. `None` if it has not run yet.
     pub const fn next(&self) -> Option<Instant> {
         self.next
     }

@@ -1,7 +1,7 @@
 //! Dials one of several addresses: Happy Eyeballs (RFC 8305).
 //!
 //! In: addresses that the caller resolved *and checked*; some may arrive later. Exactly these are dialled, and no name
-//! is resolved again in between. Out: one connected, tuned socket, or the result of another kind of attempt.
+//! is resolved again in between. Out: one connected, tuned socket, or whatever another kind of attempt returns.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,7 +19,7 @@ use tokio::time::MissedTickBehavior;
 
 /// The recommended delay between attempts (RFC 8305, section 5).
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// The maximum number of addresses to try: a name with hundreds is a mistake or an attack.
+/// Maximum number of attempts for one name. A name with hundreds of addresses is a mistake or an attack.
 const MAX_ATTEMPTS: usize = 8;
 
 /// Addresses to dial, and a future for those of the other address family, if DNS has not answered for it yet (RFC 8305,
@@ -39,18 +39,18 @@ impl From<Vec<IpAddr>> for Addresses {
 }
 
 impl Addresses {
-    /// These addresses, followed by those that `late` resolves to.
+    /// Returns these addresses, followed by those that `late` resolves to.
     pub fn followed_by(now: Vec<IpAddr>, late: impl Future<Output = Vec<IpAddr>> + Send + 'static) -> Self {
         let late: Late = Box::pin(late);
         Self { now, late: Some(late.shared()) }
     }
 
-    /// The addresses that are known now.
+    /// The addresses that DNS had returned when this value was created.
     pub fn now(&self) -> &[IpAddr] {
         &self.now
     }
 
-    /// Waits for the addresses of the other family. Empty if all were known.
+    /// Waits for the addresses of the other family. Empty if DNS had already answered for both families.
     pub async fn late(&self) -> Vec<IpAddr> {
         match &self.late {
             Some(late) => late.clone().await,
@@ -58,7 +58,7 @@ impl Addresses {
         }
     }
 
-    /// Applies `change` to the known addresses, and later to those of the other family.
+    /// Applies `change` to the present addresses, and later to those of the other family.
     #[must_use]
     pub fn map(self, change: impl Fn(Vec<IpAddr>) -> Vec<IpAddr> + Send + 'static) -> Self {
         let now = change(self.now);
@@ -69,17 +69,17 @@ impl Addresses {
     }
 }
 
-/// Connects to the first address that answers. Families alternate, starting with that of the first address; a refused
-/// attempt starts the next one immediately. A repeated address is tried again, unless it has refused.
+/// Connects to the first address that answers. Families alternate, starting with that of the first address. A failed
+/// attempt starts the next one immediately. A repeated address is tried again, unless an attempt at it has failed.
 ///
 /// # Errors
-/// The last attempt's error, or `InvalidInput` without addresses.
+/// The error of the last failed attempt, or `InvalidInput` if there is no address.
 pub async fn connect(addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
     first(addresses, |ip| connect_one(SocketAddr::new(ip, port), |_| Ok(()))).await
 }
 
-/// Connects like [`connect`], for a session: it does not use the file descriptors that are reserved for incoming
-/// connections and the node itself.
+/// Connects like [`connect`], for a session: the socket must not use the file descriptors that are reserved for
+/// incoming connections and the node itself.
 ///
 /// # Errors
 /// The errors of [`connect`] and [`host::spare`](crate::host::spare).
@@ -87,9 +87,9 @@ pub async fn connect_session(addresses: &Addresses, port: u16) -> io::Result<Tcp
     first(addresses, |ip| connect_one(SocketAddr::new(ip, port), crate::host::spare)).await
 }
 
-/// Starts an attempt every `every`, round robin over the addresses, until one is answered. Each attempt times out after
-/// `patience`. Attempts overlap, because the round trip may be longer than `every`. Attempts that fail earlier are
-/// reported to `failed`.
+/// Starts an attempt at every interval `times.0`, round robin over the addresses, until one succeeds. Each attempt
+/// times out after `times.1`. Attempts overlap, because the round trip may be longer than the interval. Calls `failed`
+/// with the error of each attempt that fails before its timeout.
 pub async fn until_answered(
     addresses: &[IpAddr],
     port: u16,
@@ -100,7 +100,7 @@ pub async fn until_answered(
     until_one_is(addresses, times, attempt, failed).await
 }
 
-/// Works like [`until_answered`], for any kind of attempt.
+/// Works like [`until_answered`], for any kind of attempt: `every` is the interval, `patience` the timeout.
 pub async fn until_one_is<T, F>(
     addresses: &[IpAddr],
     (every, patience): (Duration, Duration),
@@ -172,7 +172,7 @@ where
     let mut waiting = VecDeque::from(interleave(&addresses.now));
     let mut late = pin!(addresses.late());
     let mut are_all_known = addresses.late.is_none();
-    // An address that has refused is not tried again, even if it is listed again.
+    // An address at which an attempt failed is not tried again, even if it is listed again.
     let mut failed = Vec::new();
     let mut begun = 0;
     let mut begin = |attempts: &mut JoinSet<_>, waiting: &mut VecDeque<IpAddr>, failed: &[IpAddr]| {
@@ -201,7 +201,7 @@ where
             },
             found = &mut late, if !are_all_known => {
                 are_all_known = true;
-                // The other family comes next: all attempts so far used the first one.
+                // The other family comes next: all attempts so far used the first family.
                 let known: Vec<IpAddr> = found.into_iter().chain(waiting.drain(..)).collect();
                 waiting = interleave(&known).into();
                 if attempts.is_empty() {
@@ -215,7 +215,7 @@ where
     }
 }
 
-/// Alternates the families, beginning with that of the first address.
+/// Orders the addresses so that the families alternate, beginning with that of the first address.
 fn interleave(addresses: &[IpAddr]) -> Vec<IpAddr> {
     let first_is_v6 = addresses.first().is_some_and(IpAddr::is_ipv6);
     let (mut leading, mut trailing) = (Vec::new(), Vec::new());

@@ -1,11 +1,11 @@
 //! The handover of listening sockets from a running process to its successor.
 //!
 //! The sockets themselves are passed (SCM_RIGHTS) with their accept queues, so that no connection is refused or reset.
-//! A new socket would not do: `tcp_migrate_req` is off by default, and closing one socket of a reuseport group resets
-//! its queued connections.
+//! A new socket could not replace them: `tcp_migrate_req` is off by default, so closing one socket of a reuseport group
+//! resets the connections in its queue.
 //!
-//! In: descriptors with a label each. Out: the same in the other process. Never: to a process of another user (checked
-//! by SO_PEERCRED).
+//! In: descriptors with a label each. Out: the same descriptors and labels in the other process. Never: to a process of
+//! another user, which callers detect with [`peer_uid`] (SO_PEERCRED).
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read as _, Seek as _, Write as _};
@@ -19,23 +19,23 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Descriptors in one message; the kernel's limit is 253.
+/// Maximum number of descriptors in one message. The kernel's limit is 253.
 const BATCH: usize = 64;
-/// The longest text.
+/// Maximum length of a text that is handed over, in bytes.
 const MAX_TEXT: u64 = 64 << 20;
-/// The longest label.
+/// Maximum length of a label, in bytes.
 const MAX_LABEL: usize = 512;
 
 /// A file descriptor with a label that both processes understand.
 pub struct LabelledFd {
     /// The kind and address, for example `tcp/127.0.0.1:8080`.
     pub label: String,
-    /// The socket.
+    /// The socket, or a memory file with a text.
     pub fd: OwnedFd,
 }
 
 impl LabelledFd {
-    /// Passes a text that is too long for a label, in a memory file.
+    /// Stores a text that is too long for a label in a memory file, whose descriptor can be passed.
     ///
     /// # Errors
     /// No file descriptor or no memory is left.
@@ -46,7 +46,7 @@ impl LabelledFd {
     }
 }
 
-/// Replaces a text that was handed over. All processes that have it read the new text from now on.
+/// Replaces a text that was handed over. All processes that received its memory file read the new text from now on.
 ///
 /// # Errors
 /// No memory is left.
@@ -60,7 +60,7 @@ pub fn rewrite_text(fd: &OwnedFd, text: &str) -> io::Result<()> {
 /// Reads a text that was handed over.
 ///
 /// # Errors
-/// The descriptor is not a text, or the text is too long.
+/// The memory file cannot be read as text, or the text is too long.
 pub fn read_text(fd: &OwnedFd) -> io::Result<String> {
     let mut file = File::from(fd.try_clone()?);
     file.rewind()?;
@@ -72,10 +72,10 @@ pub fn read_text(fd: &OwnedFd) -> io::Result<String> {
     Ok(text)
 }
 
-/// Sends sockets to the other end, then an end mark. Blocking, bounded by the stream's timeouts.
+/// Sends the sockets, then an empty message as the terminator. Blocks at most for the stream's timeouts.
 ///
 /// # Errors
-/// The other end is closed, or slower than the timeouts.
+/// The peer has closed the stream, or is slower than the timeouts.
 pub fn send(stream: &UnixStream, sockets: &[LabelledFd]) -> io::Result<()> {
     for batch in sockets.chunks(BATCH) {
         let labels = batch.iter().map(|handed| handed.label.as_str()).collect::<Vec<_>>().join("\n");
@@ -85,7 +85,7 @@ pub fn send(stream: &UnixStream, sockets: &[LabelledFd]) -> io::Result<()> {
     send_batch(stream, b"", &[])
 }
 
-/// The length comes first, with the descriptors attached to it; then the labels.
+/// Sends a batch: the length of its labels, with the descriptors attached, then the labels.
 fn send_batch(mut stream: &UnixStream, labels: &[u8], fds: &[RawFd]) -> io::Result<()> {
     let length = u32::try_from(labels.len()).map_err(io::Error::other)?.to_be_bytes();
     let rights = [ControlMessage::ScmRights(fds)];
@@ -97,7 +97,7 @@ fn send_batch(mut stream: &UnixStream, labels: &[u8], fds: &[RawFd]) -> io::Resu
     io::Write::write_all(&mut stream, labels)
 }
 
-/// Receives the sockets of [`send`].
+/// Receives the sockets that [`send`] sent.
 ///
 /// # Errors
 /// The stream ends early, or the data is not in the format of [`send`].
@@ -133,7 +133,7 @@ fn receive_rights(stream: &UnixStream, length: &mut [u8; 4]) -> io::Result<Vec<O
     let mut slices = [IoSliceMut::new(length)];
     let message = loop {
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        // A signal interrupts the call only if a timeout is set.
+        // If the stream has a timeout, a signal interrupts the call, even with SA_RESTART.
         match recvmsg::<()>(stream.as_raw_fd(), &mut slices, Some(&mut space), flags) {
             Err(Errno::EINTR) => {}
             message => break message?,
@@ -152,7 +152,7 @@ fn receive_rights(stream: &UnixStream, length: &mut [u8; 4]) -> io::Result<Vec<O
     Ok(fds)
 }
 
-/// The user at the other end of a Unix stream.
+/// Returns the user ID of the process at the other end of a Unix stream.
 ///
 /// # Errors
 /// The stream is closed.
@@ -161,19 +161,19 @@ pub fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
     Ok(credentials.uid())
 }
 
-/// A reference to a process that stays valid if its PID is reused.
+/// A reference to a process (pidfd) that stays valid if its PID is reused.
 #[derive(Debug)]
 pub struct ProcessHandle(OwnedFd);
 
 impl ProcessHandle {
-    /// The process that listened at the other end of a Unix stream when this process connected.
+    /// Returns a reference to the process that listened for a Unix stream when this process connected to it.
     ///
     /// # Errors
     /// The stream is closed; the process has ended, or is in another PID namespace; the kernel is older than Linux 5.3.
     #[allow(unsafe_code)] // nix does not have the call.
     pub fn of_peer(stream: &UnixStream) -> io::Result<Self> {
         let credentials = nix::sys::socket::getsockopt(stream, nix::sys::socket::sockopt::PeerCredentials)?;
-        // SAFETY: the call takes two integers, and returns a new descriptor or an error.
+        // SAFETY: the call takes two numbers, and returns a new descriptor or an error.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, credentials.pid(), 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -182,7 +182,7 @@ impl ProcessHandle {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
     }
 
-    /// Waits for the end of the process; false if it does not end within `time`.
+    /// Waits until the process ends. Returns false if it does not end within `time`.
     pub fn ends_within(&self, time: Duration) -> bool {
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         let until = Instant::now() + time;
@@ -196,7 +196,7 @@ impl ProcessHandle {
     }
 }
 
-/// The user of this process.
+/// Returns the effective user ID of this process.
 pub fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }

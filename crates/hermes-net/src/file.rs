@@ -13,13 +13,13 @@ use std::time::Duration;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// The largest certificate, key or bundle that is read; a bundle of all public CAs has 300 KiB.
+/// The largest certificate, key or CA bundle that is read, in bytes. (A bundle of all public CAs has 300 KiB.)
 pub const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Reads a whole regular file of at most `most` bytes.
 ///
 /// # Errors
-/// The file cannot be read, is not a regular file, or is larger.
+/// The file cannot be read, is not a regular file, or is larger than `most`.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     if !file.metadata()?.is_file() {
@@ -36,9 +36,10 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Opens a file of at most `most` bytes, or a pipe. The reader waits for the end of a pipe however long the writer
 /// takes. A named pipe without a writer is an error after `within`.
 ///
+/// # Errors
 /// The file cannot be read, is too large, has no writer, or is a device, which may be endless.
 pub fn open_or_pipe(path: &Path, most: u64, within: Duration) -> io::Result<File> {
-    // Otherwise opening a named pipe would block until it has a writer.
+    // Without O_NONBLOCK, opening a named pipe would block until it has a writer.
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
     let metadata = file.metadata()?;
     let kind = metadata.file_type();
@@ -49,7 +50,7 @@ pub fn open_or_pipe(path: &Path, most: u64, within: Duration) -> io::Result<File
     if !kind.is_file() && !kind.is_fifo() && !file.is_terminal() {
         return refuse("neither a regular file nor a pipe".to_owned());
     }
-    // A shell's pipe (`<(...)`) has its writer already.
+    // Only a named pipe may lack a writer: the writer of a shell's pipe (`<(...)`) has opened it already.
     let is_named = std::fs::canonicalize(path).is_ok_and(|path| path.exists());
     if kind.is_fifo() && is_named {
         let mut pipes = [PollFd::new(file.as_fd(), PollFlags::POLLIN)];
@@ -63,7 +64,7 @@ pub fn open_or_pipe(path: &Path, most: u64, within: Duration) -> io::Result<File
     Ok(file)
 }
 
-/// Opens a log to append to, and creates it with these permissions if needed. Later writes may block.
+/// Opens a log to append to. Creates it with the permissions `mode` if it does not exist. Later writes may block.
 ///
 /// # Errors
 /// The file cannot be written, for example a FIFO without a reader.

@@ -12,7 +12,7 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use socket2::SockRef;
 
-/// Every address of every interface. Empty if the system call fails.
+/// Returns the addresses of all interfaces, or an empty set if the system call fails.
 pub fn addresses() -> HashSet<IpAddr> {
     let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
     interfaces.filter_map(|interface| address_of(&interface)).collect()
@@ -33,26 +33,26 @@ fn address_of(interface: &InterfaceAddress) -> Option<IpAddr> {
     address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()))
 }
 
-/// The source address of packets to `remote`. Sends nothing.
+/// Returns the source address that the kernel selects for packets to `remote`. Sends no packet.
 ///
 /// # Errors
-/// No route leads there.
+/// The host has no route to `remote`.
 pub fn source_towards(remote: SocketAddr) -> io::Result<IpAddr> {
     let any: SocketAddr =
         if remote.is_ipv4() { (Ipv4Addr::UNSPECIFIED, 0).into() } else { (Ipv6Addr::UNSPECIFIED, 0).into() };
     let probe = UdpSocket::bind(any)?;
-    // The socket has the mark of later packets, so that no device of this process captures the probe.
+    // Packets of the later connection carry the mark, so the kernel must select the route of marked packets here, too.
     crate::socket_mark::apply(SockRef::from(&probe));
     probe.connect(remote)?;
     Ok(probe.local_addr()?.ip())
 }
 
-/// The remedy for an address that cannot be bound.
+/// Returns the advice for an operator whose address cannot be bound.
 pub fn bind_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "Stop the process that uses the address (`ss -lntup` shows it), or choose another",
         io::ErrorKind::PermissionDenied => {
-            "Choose a port from 1024 on, run as root, or give the program the capability for the lower ones: \
+            "Choose a port from 1024 on, run as root, or give the program the capability for lower ports: \
              `setcap cap_net_bind_service+ep HERMES`, AmbientCapabilities=CAP_NET_BIND_SERVICE in systemd, \
              `--cap-add NET_BIND_SERVICE` for a container"
         }
@@ -61,16 +61,16 @@ pub fn bind_remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Share of all file descriptors that is reserved for incoming connections and for the node itself, and its maximum. A
-/// client that makes us open sockets cannot use these up.
+/// The divisor that yields the number of reserved file descriptors, limited by [`MAX_RESERVED`]. They are reserved for
+/// incoming connections and for the node itself, so that a client that makes the node open sockets cannot use up all.
 const RESERVED_SHARE: u64 = 8;
 const MAX_RESERVED: u64 = 1024;
 
-/// Checks that a session may keep this new socket. The kernel assigns the lowest free number, so the number shows how
-/// many descriptors are in use.
+/// Checks that this new socket does not use a reserved descriptor, so that a session may keep it. The kernel assigns
+/// the lowest free number, so the number shows how many descriptors are in use.
 ///
 /// # Errors
-/// `EMFILE`, the error of a process without descriptors (see [`is_lack`]).
+/// `EMFILE`, as if the process had no descriptor left (see [`is_lack`]).
 pub fn spare(socket: &impl AsRawFd) -> io::Result<()> {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     if u64::from(socket.as_raw_fd().unsigned_abs()) < limit - (limit / RESERVED_SHARE).min(MAX_RESERVED) {
@@ -79,7 +79,7 @@ pub fn spare(socket: &impl AsRawFd) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EMFILE))
 }
 
-/// The maximum number of file descriptors of this process.
+/// Returns the maximum number of file descriptors of this process.
 pub fn descriptors() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     usize::try_from(limit).unwrap_or(usize::MAX)
@@ -90,13 +90,14 @@ pub fn is_lack(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// Whether the text of an error reports a lack of descriptors or memory, which is transient.
+/// Whether the text of an error reports a lack of file descriptors or memory, which is transient.
 pub fn tells_of_lack(text: &str) -> bool {
     // The standard library writes system errors in this form.
     [libc::EMFILE, libc::ENFILE, libc::ENOMEM].iter().any(|code| text.contains(&format!("(os error {code})")))
 }
 
-/// Raises the soft limit of open files towards `wanted`, up to the hard limit. Returns the new soft limit.
+/// Raises the soft limit of open files towards `wanted`, up to the hard limit. Returns the soft limit that applies now,
+/// or 0 if the kernel does not report the limits.
 pub fn raise_descriptor_limit(wanted: u64) -> u64 {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
     let target = wanted.min(hard).max(soft);

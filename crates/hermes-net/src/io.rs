@@ -17,9 +17,9 @@ use tokio_rustls::TlsStream;
 /// A connected byte stream.
 #[derive(Debug)]
 pub enum Io {
-    /// TCP.
+    /// TCP without TLS.
     Plain(TcpStream),
-    /// TLS over TCP, either side. Boxed: rustls holds a kilobyte of state.
+    /// TLS over TCP, as client or as server. Boxed, because the state of rustls takes a kilobyte.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -32,16 +32,16 @@ impl Io {
         }
     }
 
-    /// Whether the peer has closed the connection, or it is broken, as far as the runtime knows. Unread data does not
-    /// matter.
+    /// Whether the peer has closed the connection, or the connection is broken, according to the readiness events that
+    /// tokio has received. Unread data does not matter.
     pub fn is_closed_there(&self) -> bool {
-        // The runtime reports closing with every interest; urgent data alone wakes for nothing else.
+        // tokio reports a closed connection for every interest. Only TCP urgent data makes `PRIORITY` ready otherwise.
         let closed = pin!(self.tcp().ready(Interest::PRIORITY));
         closed.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// Whether the connection is broken in both directions, for example by a reset, as far as the runtime knows. A peer
-    /// that has only half-closed may still read.
+    /// Whether the connection is broken in both directions, for example by a reset, according to the readiness events
+    /// that tokio has received. False for a peer that has only half-closed, since it may still read.
     pub fn is_reset(&self) -> bool {
         let ready = pin!(self.tcp().ready(Interest::WRITABLE));
         match ready.poll(&mut Context::from_waker(Waker::noop())) {

@@ -1,13 +1,13 @@
-//! Keyed hashes: nobody without the key can predict them, and every process of a node computes the same ones.
+//! Keyed hashes: nobody without the key can predict them, and every process of a node computes the same.
 //!
-//! In: a node's private key, and the purpose of the hashes. Out: numbers. Without a private key the key is random, and
-//! the hashes are stable in this process only. Never: the key, or anything that reveals it.
+//! In: a node's private key, and the purpose of the hashes. Out: numbers. For a node without a private key, the hash
+//! key is random, and the hashes are stable in this process only. Never: the key, or anything that reveals it.
 
 use aws_lc_rs::hmac;
 
 use crate::tls::CertifiedKey;
 
-/// Hashes for one purpose.
+/// Computes the hashes for one purpose.
 #[derive(Clone)]
 pub struct KeyedHash(hmac::Key);
 
@@ -18,7 +18,8 @@ impl std::fmt::Debug for KeyedHash {
 }
 
 impl KeyedHash {
-    /// Derives the key from a private key, if there is one. Hashes of different purposes are independent.
+    /// Derives the hash key from the node's private key. If `own` is `None`, the hash key is random. Hashes of
+    /// different purposes are independent.
     pub fn of(own: Option<&CertifiedKey>, purpose: &str) -> Self {
         match own {
             Some(own) => Self::from_secret(own.secret(), purpose),
@@ -26,16 +27,16 @@ impl KeyedHash {
         }
     }
 
-    /// Derives the key from a shared secret.
+    /// Derives the hash key from a secret that several processes share.
     pub fn from_secret(secret: &[u8], purpose: &str) -> Self {
         let whole = hmac::Key::new(hmac::HMAC_SHA256, secret);
         Self(hmac::Key::new(hmac::HMAC_SHA256, hmac::sign(&whole, purpose.as_bytes()).as_ref()))
     }
 
-    /// The hash of a text.
+    /// Returns the hash of a text.
     pub fn hash(&self, text: &str) -> u64 {
         let tag = hmac::sign(&self.0, text.as_bytes());
-        // The tag has 32 bytes.
+        // The tag has 32 bytes, so the default is never used.
         tag.as_ref().first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
     }
 }

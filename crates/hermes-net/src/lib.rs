@@ -1,4 +1,5 @@
-//! The operating system interface of Hermes: sockets, TLS, names, and the handover of listeners.
+//! The operating system interface of Hermes: sockets, TLS, QUIC, TUN devices, name resolution, and the handover of
+//! sockets to another process.
 //!
 //! In: addresses, files, file descriptors. Out: listening and connected sockets, TLS configurations, verified
 //! identities. Never: HTTP, routes, or a policy decision.

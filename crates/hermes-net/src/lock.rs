@@ -1,4 +1,4 @@
-//! Files and sockets that belong to one process, and are not followed through symbolic links.
+//! Opens and locks files that only this process uses, without following symbolic links.
 //!
 //! In: paths. Out: a lock that ends with its guard or with the process; an open file; a socket that only the owner may
 //! connect to; reserved disk space. Never: the
@@ -62,12 +62,12 @@ pub fn is_writable_by_all(directory: &Path) -> io::Result<bool> {
 /// Reserves disk space for this many bytes of a file.
 ///
 /// # Errors
-/// The file system is full, or does not support it.
+/// The file system is full, or does not support the reservation.
 pub fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     posix_fallocate(file, 0, i64::try_from(bytes).unwrap_or(i64::MAX)).map_err(io::Error::from)
 }
 
-/// Free bytes for this user in the file system of the path.
+/// Returns the number of bytes that this user can still write in the file system of `path`.
 ///
 /// # Errors
 /// The path does not exist.
@@ -76,7 +76,7 @@ pub fn available(path: &Path) -> io::Result<u64> {
     Ok(of.blocks_available().saturating_mul(of.fragment_size()))
 }
 
-/// An exclusive lock on a file.
+/// An exclusive lock on a file, released when the guard is dropped or the process ends.
 #[derive(Debug)]
 pub struct Lock {
     _file: Flock<File>,

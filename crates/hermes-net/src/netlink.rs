@@ -1,7 +1,7 @@
 //! Netlink requests to the kernel, and its notifications, for routing (rtnetlink) and nftables tables.
 //!
 //! In: one message, or the groups of notifications to receive. Out: the kernel's answer, a list, or notifications. Uses
-//! the network namespace of the calling thread. Never: an external program.
+//! the network namespace of the calling thread. Never: a run of another program.
 
 use std::io;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use netlink_sys::{
 use socket2::SockRef;
 use tokio::io::unix::AsyncFd;
 
-/// The kernel answers during the request; an answer that takes longer is lost.
+/// The kernel answers while it handles the request, so an answer that takes longer than this is lost.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of attempts for a list that changes during the dump.
 const MAX_DUMP_ATTEMPTS: usize = 3;
-/// Bytes of a message header: length, type, flags, sequence number and sender.
+/// Bytes of a message header (`struct nlmsghdr`): length, type, flags, sequence number and sender.
 const HEADER: usize = 16;
 
 /// Groups of notifications, for both families (linux/rtnetlink.h: RTMGRP_*, and RTNLGRP_*_RULE as bits).
@@ -41,30 +41,30 @@ const NEW_TABLE: u8 = 0;
 const DELETE_KINDS: [u8; 3] = [2, 5, 8];
 /// NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, NFTA_RULE_TABLE.
 const TABLE_NAME: u16 = 1;
-/// Bytes before the attributes of an nftables message: the header, and the family, a version and a number.
+/// Bytes before the attributes of an nftables message: the netlink header and `struct nfgenmsg`.
 const NETFILTER_HEADER: usize = HEADER + 4;
 
 /// A change of an nftables table of the `inet` family, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TableChange {
-    /// The table was created, possibly again.
+    /// The table was created, or an existing table was updated.
     Created(String),
-    /// The table, or a part of it, was removed.
+    /// The table, or a chain or rule of it, was removed.
     Removed(String),
 }
 
-/// The expected state before a change.
+/// The state of a setting that a change requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The setting does not exist; otherwise `AlreadyExists`.
+    /// The setting must not exist; otherwise the change fails with `AlreadyExists`.
     Add,
-    /// Any state: an existing setting is replaced.
+    /// The setting may exist, and is replaced then.
     Set,
-    /// The setting exists, and is changed or removed.
+    /// The setting must exist. It is changed or removed.
     Existing,
 }
 
-/// Sends one change of a setting to the kernel.
+/// Changes one setting, and waits for the kernel's acknowledgement.
 ///
 /// # Errors
 /// The kernel's error: `EEXIST`, `ESRCH`, `EPERM`, ...
@@ -78,7 +78,7 @@ pub(crate) fn change(message: RouteNetlinkMessage, change: Change) -> io::Result
 }
 
 /// Lists all objects of one kind that match the message. Routes are filtered by table and protocol number; before Linux
-/// 4.20 the kernel lists all. Objects may be missing if the list keeps changing during the dump.
+/// 4.20 the kernel lists all routes. Objects may be missing if the list keeps changing during the dump.
 ///
 /// # Errors
 /// The errors of [`change`].
@@ -97,7 +97,7 @@ pub(crate) fn list(message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkM
     Ok(answer.messages)
 }
 
-/// The kernel's answer so far.
+/// The messages that the kernel has sent so far in answer to a request.
 #[derive(Default)]
 struct Answer {
     messages: Vec<RouteNetlinkMessage>,
@@ -123,18 +123,18 @@ fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<Answer> {
     let mut found = Answer::default();
     loop {
         let (answer, from) = socket.recv_from_full()?;
-        // Other processes can send such messages, too; the kernel's port number is 0.
+        // Other processes can send messages to this socket, too. The port number of the kernel is 0.
         if from.port_number() == 0 && read(&answer, &mut found)? {
             return Ok(found);
         }
     }
 }
 
-/// Adds the messages of an answer. Returns true after the last one.
+/// Adds the messages in `answer` to `found`. Returns true after the last message of the answer.
 fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
     while let Some((message, rest)) = split_first(answer) {
         answer = rest;
-        // The codec does not know newer messages, and this program uses none of them.
+        // Hermes uses no message that the codec does not know.
         let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(message) else { continue };
         found.is_inconsistent |= message.header.flags & NLM_F_DUMP_INTR != 0;
         match message.payload {
@@ -169,7 +169,7 @@ impl Notifications {
         Self::open(NETLINK_NETFILTER, NFTABLES_GROUP)
     }
 
-    #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
+    #[allow(unsafe_code)] // The registered descriptor must stay open and must not change.
     fn open(protocol: isize, groups: u32) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.set_non_blocking(true)?;
@@ -178,7 +178,7 @@ impl Notifications {
         Ok(Self(unsafe { AsyncFd::register(socket) }?))
     }
 
-    /// Receives the next notifications; `None`: the kernel lost some. Cancel safe.
+    /// Receives the next notifications. `None`: the kernel dropped some. Cancel safe.
     ///
     /// # Errors
     /// The errors of the socket.
@@ -190,7 +190,8 @@ impl Notifications {
         Ok(Some(found.messages))
     }
 
-    /// Works like [`Notifications::next`], for [`Notifications::of_tables`].
+    /// Receives the next changes of tables, for a subscription of [`Notifications::of_tables`]. `None`: the kernel
+    /// dropped some. Cancel safe.
     ///
     /// # Errors
     /// The errors of the socket.
@@ -208,7 +209,7 @@ impl Notifications {
         loop {
             let mut ready = self.0.readable().await?;
             match ready.try_io(|io| io.get_ref().recv_from_full()) {
-                // Other processes can send such messages, too; the kernel's port number is 0.
+                // Other processes can send messages to this socket, too. The port number of the kernel is 0.
                 Ok(Ok((messages, from))) if from.port_number() == 0 => return Ok(Some(messages)),
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(None),
@@ -224,7 +225,7 @@ fn table_change(message: &[u8]) -> Option<TableChange> {
     if subsystem != NFTABLES || !(kind == NEW_TABLE || DELETE_KINDS.contains(&kind)) {
         return None;
     }
-    // Other programs may use our tables' names in other families.
+    // A table of another family may have the name of one of our tables.
     if *message.get(HEADER)? != INET {
         return None;
     }
@@ -241,14 +242,14 @@ fn table_change(message: &[u8]) -> Option<TableChange> {
     }
 }
 
-/// Splits off the first of several messages.
+/// Returns the first netlink message and the bytes after it. `None` if no complete message is left.
 fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     if length < HEADER || length > messages.len() {
         return None;
     }
     let (message, rest) = messages.split_at(length);
-    // Each message begins at a multiple of four.
+    // Each message begins at an offset that is a multiple of four.
     Some((message, rest.get(length.next_multiple_of(4) - length..).unwrap_or_default()))
 }
 

@@ -1,19 +1,20 @@
-//! Rate-limited logging of an outage: something fails again and again until it works.
+//! Rate-limited logging of an outage, that is, of an operation that fails repeatedly until it succeeds.
 //!
-//! In: each failure, with its reason, and each success. Out: whether to log the failure, with the number of attempts so far.
-//! The first failure is logged, and one with another reason; then one after a minute, two, four, up to an hour.
+//! In: each failure, with its reason, and each success. Out: whether to log the failure, with the number of attempts so
+//! far. The first failure of each target and reason is logged. Repeated ones are logged after one minute, then two,
+//! four, up to an hour.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first pause between two log lines, and the longest.
+/// The first and the longest pause between two log lines about one outage.
 const LOG_INTERVALS: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
-/// The largest number of reasons that are told apart.
+/// Maximum number of pairs of target and reason that are remembered in an outage. Further pairs are not logged at once.
 const MAX_REASONS: usize = 64;
 
-/// An outage, or none.
+/// Limits the log lines about one operation. Contains `None` while the operation works.
 #[derive(Debug, Default)]
 pub struct OutageLog(Option<Outage>);
 
@@ -23,21 +24,22 @@ struct Outage {
     attempts: u64,
     pause: Duration,
     due: Instant,
-    /// Targets and reasons that were logged. Several targets fail in turn, and one may fail for reasons that alternate.
+    /// Pairs of target and reason that were logged. Several targets fail in turn, and one may fail for alternating
+    /// reasons.
     reasons: BTreeSet<(String, String)>,
 }
 
 /// The numbers for a log line about an outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureCounts {
-    /// The number of failed attempts, including this one.
+    /// Failed attempts since the outage began, including the current one.
     pub count: u64,
-    /// The time since the first of them.
+    /// The time since the first failed attempt, in whole seconds.
     pub elapsed: Duration,
 }
 
 impl OutageLog {
-    /// Records a failed attempt at this target. The caller logs the failure if this returns the number of attempts.
+    /// Records a failed attempt at this target. The caller logs the failure if the result is `Some`.
     pub fn failed(&mut self, target: &str, reason: &str) -> Option<FailureCounts> {
         let now = Instant::now();
         let (first, longest) = LOG_INTERVALS;
@@ -61,7 +63,7 @@ impl OutageLog {
         Some(FailureCounts { count: outage.attempts, elapsed: Duration::from_secs((now - outage.since).as_secs()) })
     }
 
-    /// Records a success: the next failure begins another outage.
+    /// Records a success, so that the next failure begins another outage.
     pub fn recovered(&mut self) {
         self.0 = None;
     }

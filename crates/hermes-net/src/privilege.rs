@@ -7,9 +7,9 @@ use std::io;
 
 use nix::unistd::{Uid, User, setgroups, setresgid, setresuid};
 
-/// linux/capability.h.
+/// The number of the capability (linux/capability.h).
 const CAP_NET_ADMIN: u32 = 12;
-/// linux/capability.h: two words of 32 capabilities each.
+/// `_LINUX_CAPABILITY_VERSION_3` (linux/capability.h): two words of 32 capabilities each.
 const VERSION: u32 = 0x2008_0522;
 
 /// linux/capability.h: `__user_cap_header_struct`.
@@ -28,8 +28,9 @@ struct Capabilities {
     inheritable: u32,
 }
 
-/// Drops all capabilities except CAP_NET_ADMIN, which is needed to remove a device's rules at the end. Root becomes
-/// `user`; other users stay as they are. Programs started from here gain no privileges.
+/// Drops all capabilities except CAP_NET_ADMIN, which is needed to remove a device's rules at shutdown. A process of
+/// root becomes one of `user`; a process of another user keeps its user. Programs that the process starts gain no
+/// privileges (PR_SET_NO_NEW_PRIVS).
 ///
 /// # Errors
 /// The user does not exist, or the kernel refuses.
@@ -56,7 +57,7 @@ fn set_capabilities(lower: u32) -> io::Result<()> {
     let header = Header { version: VERSION, pid: 0 };
     let kept = Capabilities { effective: lower, permitted: lower, inheritable: 0 };
     let data = [kept, Capabilities::default()];
-    // SAFETY: both have the layout that the kernel reads for this version, and live as long as the call.
+    // SAFETY: `header` and `data` have the layout that the kernel reads for this version, and live as long as the call.
     let result = unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -1,4 +1,5 @@
-//! QUIC endpoints of one worker, implemented with quinn. Only [`tls`](crate::tls) names quinn, too: its error type.
+//! QUIC endpoints of one worker, implemented with quinn. Outside this module, only [`tls`](crate::tls) uses quinn, for
+//! its error type.
 //!
 //! In: sockets, TLS configurations. Out: server endpoints whose connection ids name the socket that reads them, so that
 //! [`reuseport`](crate::reuseport) finds that socket again after a peer migrates; and client endpoints. All tasks have
@@ -48,22 +49,22 @@ pub const ALPN: &[u8] = b"h3";
 /// Limits of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Bidirectional streams that the peer may have open.
+    /// Maximum number of bidirectional streams that the peer may have open at a time.
     pub streams: u32,
     /// Flow-control window of one stream, in bytes.
     pub stream_window: u32,
     /// Flow-control window of the connection, in bytes.
     pub connection_window: u32,
-    /// Bytes of queued DATAGRAM frames, in each direction.
+    /// Maximum number of queued bytes in DATAGRAM frames, in each direction.
     pub datagrams: usize,
-    /// Idle timeout of the connection.
+    /// Idle timeout of the connection (RFC 9000, section 10.1).
     pub idle: Duration,
-    /// Interval of keep-alive packets; `None`: none are sent.
+    /// Interval of keep-alive packets. `None`: the endpoint sends none.
     pub keep_alive: Option<Duration>,
-    /// Assumed round-trip time until one is measured: the first packet is retransmitted after three of these. `None`:
-    /// the default of QUIC, one second (RFC 9002, section 6.2.2).
+    /// Assumed round-trip time until one is measured. The first packet is retransmitted after three times this value.
+    /// `None`: the default of QUIC, which leads to one second (RFC 9002, section 6.2.2).
     pub first_rtt: Option<Duration>,
-    /// Initial and largest size of a UDP datagram, in bytes.
+    /// Initial and largest size of the UDP payload that the endpoint sends, in bytes.
     pub mtu: (u16, u16),
 }
 
@@ -123,19 +124,22 @@ pub fn server_config(
     Ok(config)
 }
 
-/// Builds the same configuration for a single connection. The path state, and the settings made on it, then survive a
-/// client's migration to another address.
+/// Returns a copy of the configuration for a single connection. The connection's
+/// [`PathMonitor`](path_monitor::PathMonitor), with the settings made on it, then survives a migration of the client to
+/// another address.
 pub fn for_one(config: &ServerConfig, bounds: ConnectionLimits) -> ServerConfig {
     let mut config = config.clone();
     config.transport_config(bounds.transport(path_monitor::PathMonitorFactory::of_one()));
     config
 }
 
-/// UDP payload that every path can receive: the Ethernet MTU less the IPv4 and UDP headers.
+/// Every endpoint receives UDP payloads of at least this size, in bytes: the Ethernet MTU less the IPv4 and UDP
+/// headers.
 const MIN_RECEIVE_PAYLOAD: u16 = 1472;
-/// Connections that may wait to be accepted; first packets of further ones are dropped.
+/// Maximum number of connections that wait to be accepted. First packets of further connections are dropped.
 const MAX_INCOMING: usize = 1024;
-/// Buffered bytes of one such connection; all of them together may buffer sixteen times as much.
+/// Maximum number of buffered bytes of a connection that waits to be accepted. All these connections together may
+/// buffer sixteen times as much.
 const INCOMING_BUFFER: u64 = 256 << 10;
 
 /// Builds the client configuration from a TLS configuration for [`ALPN`].
@@ -150,7 +154,7 @@ pub fn client_config(tls: &Arc<rustls::ClientConfig>, bounds: ConnectionLimits) 
     Ok(config)
 }
 
-/// The tasks of one worker's endpoints and connections. Dropping it ends them.
+/// The tasks of one worker's endpoints and connections. [`EndpointTasks::finish`] ends them.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointTasks(Arc<Mutex<JoinSet<()>>>);
 
@@ -162,7 +166,7 @@ impl EndpointTasks {
         tasks.spawn(task);
     }
 
-    /// Runs the tasks for a moment after the last connection was closed, so that CONNECTION_CLOSE reaches the peers.
+    /// Runs the tasks for up to 50 ms after the last connection was closed, so that CONNECTION_CLOSE reaches the peers.
     /// Tasks that are still running then end.
     pub async fn finish(&self) {
         let mut tasks = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
@@ -171,10 +175,10 @@ impl EndpointTasks {
     }
 }
 
-/// Time for CONNECTION_CLOSE to leave. No peer acknowledges it.
+/// Time in which the endpoints send CONNECTION_CLOSE before their tasks end. No peer acknowledges the frame.
 const CLOSE_FLUSH_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// quinn's runtime, with tasks owned by the worker.
+/// The runtime that quinn uses. The worker owns the tasks that it spawns.
 #[derive(Debug)]
 struct WorkerRuntime(EndpointTasks);
 
@@ -204,9 +208,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the endpoint that reads this socket of the group; only one endpoint may. Accepts connections if `config`
-    /// is `Some`. With `reset`, it sends stateless resets for connections of a process that died. `largest` is the
-    /// largest UDP payload that it receives.
+    /// Opens the endpoint that reads the socket at index `slot` of the group; only one endpoint may. The endpoint
+    /// accepts connections if `config` is `Some`. With `reset`, it sends stateless resets for connections of a process
+    /// that died. `largest` is the largest UDP payload that it receives, in bytes.
     ///
     /// # Errors
     /// The group has no such socket, or the socket cannot be used.
@@ -229,19 +233,19 @@ impl Server {
         Ok(Self { endpoint, reader })
     }
 
-    /// The endpoint of quinn.
+    /// Returns the endpoint of quinn.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Prepares for clients without a certificate: from now on a buffered byte keeps few other bytes of its batch in
-    /// memory.
+    /// Prepares for clients without a certificate, which nobody chose to trust: from now on, a buffered byte retains
+    /// few other bytes of its GRO batch in memory.
     pub fn expect_strangers(&self) {
         self.reader.split_batches();
     }
 
     /// Returns the number of datagrams since the last call that belonged to other readers, and how many of these were
-    /// dropped because the other reader's socket was full.
+    /// dropped because the socket to the other reader was full.
     pub fn passed_on(&self) -> (u64, u64) {
         self.reader.passed_on()
     }
@@ -252,7 +256,7 @@ impl Server {
     }
 }
 
-/// Opens a client endpoint at an ephemeral port; `largest` is the largest UDP payload that it receives.
+/// Opens a client endpoint at an ephemeral port. `largest` is the largest UDP payload that it receives, in bytes.
 ///
 /// # Errors
 /// No socket can be opened.
@@ -267,8 +271,8 @@ pub fn client_endpoint(is_v4: bool, largest: u16, tasks: &EndpointTasks) -> io::
 /// Connects to `address`. `name` is the server name (SNI).
 ///
 /// # Errors
-/// The handshake failed, the name is not valid for TLS, or the kernel reported the address as unreachable and no answer
-/// arrived within a moment.
+/// The handshake failed, the name is not valid for TLS, or the kernel reported the address as unreachable and the peer
+/// did not answer within 300 ms after that.
 pub async fn connect(
     endpoint: &Endpoint,
     config: ClientConfig,
@@ -290,8 +294,8 @@ pub async fn connect(
 /// error, and a firewall may refuse the empty probe but let QUIC pass.
 const UNREACHABLE_GRACE: Duration = Duration::from_millis(300);
 
-/// Moves a client endpoint to another local port and to the current source address, and tells its peers immediately.
-/// Otherwise the peers would notice only with the next packet.
+/// Moves a client endpoint to another local port and to the current source address, and sends a packet to each peer
+/// immediately. Otherwise the peers would notice the move only with the next packet.
 ///
 /// # Errors
 /// No socket can be opened.
@@ -305,13 +309,13 @@ fn anywhere(is_v4: bool) -> SocketAddr {
     if is_v4 { ([0, 0, 0, 0], 0).into() } else { (std::net::Ipv6Addr::UNSPECIFIED, 0).into() }
 }
 
-/// The protocol that ALPN selected.
+/// Returns the protocol that ALPN selected. `None` before the handshake, or without ALPN.
 pub fn alpn(connection: &Connection) -> Option<Vec<u8>> {
     let data = connection.handshake_data()?;
     data.downcast::<quinn::crypto::rustls::HandshakeData>().ok()?.protocol
 }
 
-/// The URI SANs of the peer's certificate. `None`: the peer sent no certificate.
+/// Returns the [`names`](crate::tls::names) of the peer's certificate. `None` if the peer sent no certificate.
 pub fn peer_uris(connection: &Connection) -> Option<Vec<String>> {
     let identity = connection.peer_identity()?;
     let chain = identity.downcast_ref::<Vec<rustls::pki_types::CertificateDer<'static>>>()?;

@@ -1,6 +1,6 @@
 //! Resolves names to addresses, by DNS and the hosts file, and caches answers for their TTL.
 //!
-//! In: a host from a document, or from a request that is terminated here. Out: addresses. Never: overlay names, which
+//! In: a host from a document, or from a request that this node terminates. Out: addresses. Never: overlay names, which
 //! are routed instead of resolved.
 
 mod runtime;
@@ -36,14 +36,14 @@ pub enum ResolveError {
     },
 }
 
-/// The files of the system's configuration.
+/// The files of the system's resolver configuration.
 const CONFIG_FILES: [&str; 2] = ["/etc/resolv.conf", HOSTS];
 const HOSTS: &str = "/etc/hosts";
 /// The port of DNS.
 const DNS: u16 = 53;
 /// Interval of checks for a changed configuration: a laptop that moves to another network gets another DNS server.
 const CONFIG_POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// The time that the answer for one family waits for that of the other (RFC 8305, section 3).
+/// The time that the answer for one address family waits for that of the other (RFC 8305, section 3).
 const RESOLUTION_DELAY: Duration = Duration::from_millis(50);
 
 /// A caching resolver, one per worker: its tasks belong to the runtime on which it was created.
@@ -51,7 +51,7 @@ pub struct Resolver {
     state: Mutex<State>,
 }
 
-/// The system's configuration.
+/// The system's resolver configuration.
 #[derive(Clone)]
 struct System {
     resolver: HickoryResolver<MarkedRuntime>,
@@ -60,17 +60,17 @@ struct System {
     search: Arc<Search>,
 }
 
-/// The search list of resolv.conf, for names with too few dots.
+/// The search list of resolv.conf(5), for names with fewer than `ndots` dots.
 struct Search {
     domains: Vec<Name>,
     ndots: usize,
 }
 
-/// The addresses of the hosts file, by name in lower case and without a trailing dot.
+/// The addresses of the hosts file. Keys are names in lower case without a trailing dot.
 type Hosts = HashMap<String, Vec<IpAddr>>;
 
 struct State {
-    /// `Err` if the system has no usable configuration: address literals still work.
+    /// `Err` with the reason if the system has no usable configuration. Address literals still resolve.
     inner: Result<System, String>,
     read_from: [Option<Stamp>; CONFIG_FILES.len()],
     checked: Instant,
@@ -79,7 +79,7 @@ struct State {
 /// Identifies the state of a file: time of modification, length, inode.
 type Stamp = (SystemTime, u64, u64);
 
-/// The stamp of each file; `None` if it does not exist.
+/// Returns the stamp of each configuration file; `None` for a file that does not exist.
 fn stamps() -> [Option<Stamp>; CONFIG_FILES.len()] {
     CONFIG_FILES.map(|file| {
         let metadata = std::fs::metadata(file).ok()?;
@@ -145,8 +145,8 @@ impl Search {
 }
 
 impl State {
-    /// Reads a changed configuration. The file may be half written: until it is usable, the previous configuration
-    /// stays.
+    /// Rereads the configuration if its files changed. A file may be half written, so the previous configuration stays
+    /// until the new one is usable.
     fn follow(&mut self) {
         if self.checked.elapsed() < CONFIG_POLL_INTERVAL {
             return;
@@ -174,7 +174,7 @@ impl Resolver {
     /// Reads the system's configuration (`/etc/resolv.conf`, `/etc/hosts`), and again after each change, which clears
     /// the cache.
     pub fn from_system() -> Self {
-        // Taken before the files are read, so that the next check notices a change in between.
+        // Taken before the files are read, so that the next check detects a change in between.
         let read_from = stamps();
         Self { state: Mutex::new(State { inner: read(), read_from, checked: Instant::now() }) }
     }
@@ -185,7 +185,7 @@ impl Resolver {
         state.inner.clone().map_err(ResolveError::Configuration)
     }
 
-    /// The system's DNS servers, in its order. Empty without a usable configuration.
+    /// Returns the system's DNS servers, in the order of the configuration. Empty without a usable configuration.
     pub fn servers(&self) -> Vec<SocketAddr> {
         self.current().map(|system| system.servers).unwrap_or_default()
     }
@@ -194,14 +194,14 @@ impl Resolver {
     /// `RESOLUTION_DELAY` after the other, its addresses follow later. Answers are cached until their TTL ends.
     ///
     /// # Errors
-    /// `ResolveError` with the name.
+    /// `ResolveError` with the host.
     pub async fn resolve(&self, host: &str) -> Result<Addresses, ResolveError> {
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![address].into());
         }
         let System { resolver, hosts, search, .. } = self.current()?;
-        // If the file has an address of one family, DNS is not queried for the other: DNS may be unreachable, and the
-        // file takes precedence.
+        // If the hosts file has an address of one family, DNS is not queried for the other family: DNS may be
+        // unreachable, and the file takes precedence.
         if let Some(known) = hosts.get(&canonical(host)) {
             return Ok(known.clone().into());
         }
@@ -247,7 +247,7 @@ async fn query(resolver: &HickoryResolver<MarkedRuntime>, name: &Name) -> Result
     }
 }
 
-/// The addresses of one family. Empty if the name exists and has none.
+/// Queries the addresses of one family. Empty if the name exists but has none.
 fn family(
     resolver: HickoryResolver<MarkedRuntime>,
     name: Name,
@@ -257,7 +257,7 @@ fn family(
     async move { resolver.lookup(name, kind).await.map(|lookup| addresses(&lookup)) }
 }
 
-/// A readable text: the resolver's own error contains the query in Rust's debug form.
+/// Returns a readable text, because the resolver's own text contains the query in Rust's debug form.
 fn describe(error: &NetError) -> String {
     match error {
         _ if error.is_nx_domain() => "no such name (NXDOMAIN)".to_owned(),

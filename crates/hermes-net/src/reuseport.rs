@@ -3,9 +3,10 @@
 //! By default, the kernel distributes sources over *all* sockets of the group, connected ones included. A socket that
 //! joins or leaves then moves sources between workers in the middle of their flows. A new socket also receives
 //! datagrams of other peers between `bind` and `connect`. A BPF filter on the group selects by the source alone, among
-//! the listener's own sockets, which come first. QUIC connections outlive their source address: for them the filter
-//! selects by the connection id, which contains the worker's number. In: one socket of the group. Out: the group
-//! steered. Needs no privilege.
+//! the listener's own sockets, which are the first of the group. QUIC connections outlive their source address: for
+//! them the filter selects by the connection id, which contains the worker's number.
+//!
+//! In: one socket of the group. Out: a filter on the whole group. Needs no privilege.
 
 use std::io;
 use std::mem::size_of;
@@ -17,17 +18,18 @@ use libc::{
     BPF_MISC, BPF_MOD, BPF_MUL, BPF_RET, BPF_RSH, BPF_ST, BPF_TAX, BPF_W, BPF_X, BPF_XOR, sock_filter, sock_fprog,
 };
 
-/// Offsets from here on count from the network header (linux/filter.h: SKF_NET_OFF).
+/// Offsets from this value on are relative to the network header (linux/filter.h: SKF_NET_OFF).
 const NETWORK: u32 = (-0x10_0000_i32).cast_unsigned();
-/// `ret a` (linux/bpf_common.h: BPF_A).
+/// The operand of `ret a`, which returns the accumulator (linux/bpf_common.h: BPF_A).
 const BPF_A: u32 = 0x10;
-/// Knuth's multiplicative hash: adjacent ports and addresses give distant values.
+/// Knuth's multiplicative hash, which maps adjacent ports and addresses to distant values.
 const HASH_MULTIPLIER: u32 = 0x9e37_79b1;
 /// linux/socket.h (asm-generic): SO_DETACH_REUSEPORT_BPF.
 const SO_DETACH_REUSEPORT_BPF: libc::c_int = 68;
 
-/// Sends each source's datagrams to one of the first `sockets` of the group, always to the same one.
+/// Delivers each source's datagrams to one of the first `sockets` of the group, always to the same one.
 ///
+/// # Errors
 /// The kernel does not support the filter (before Linux 4.5), or the socket is in no group.
 pub fn by_source(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     let count = u32::try_from(sockets.max(1)).map_err(io::Error::other)?;
@@ -42,22 +44,23 @@ pub fn by_source(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     attach(socket, &mut filter)
 }
 
-/// Sends each QUIC connection's datagrams to one of the first `sockets` of the group, after migrations, too: the socket
-/// whose number is the first byte of the connection id that we issued. (The peer chooses the id of a first packet, and
-/// any socket may handle it. RFC 8999 defines the position of the ids for all versions.)
+/// Delivers each QUIC connection's datagrams to one of the first `sockets` of the group, also after the peer's address
+/// changes. The number of that socket is the first byte of the connection id that this node issued. (The peer chooses
+/// the id of a first packet, and any socket may handle it. RFC 8999 defines the position of the ids for all versions.)
 ///
+/// # Errors
 /// The kernel does not support the filter (before Linux 4.5), or the socket is in no group.
 pub fn by_connection_id(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     let count = u32::try_from(sockets.max(1)).map_err(io::Error::other)?;
     let mut filter = [
         op(BPF_LD | BPF_B | BPF_ABS, 0),
-        // The top bit marks a long header: version and a length come before the id.
+        // The top bit marks a long header, in which the version and the id's length precede the id.
         sock_filter { jt: 0, jf: 2, ..op(BPF_JMP | BPF_JSET | BPF_K, 0x80) },
         op(BPF_LD | BPF_B | BPF_ABS, 6),
         sock_filter { k: 1, ..op(BPF_JMP | BPF_JA, 0) },
         op(BPF_LD | BPF_B | BPF_ABS, 1),
         op(BPF_ALU | BPF_MOD | BPF_K, count),
-        // A datagram too short for an id goes to the first socket: a load beyond the end returns 0.
+        // A load beyond the end returns 0, so a datagram too short for an id goes to the first socket.
         op(BPF_RET | BPF_A, 0),
     ];
     attach(socket, &mut filter)
@@ -69,13 +72,13 @@ fn attach(socket: &UdpSocket, filter: &mut [sock_filter]) -> io::Result<()> {
     set(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
-/// Detaches the filter, for a group whose first sockets are not the listener's. A group without a filter stays as it
-/// is.
+/// Detaches the filter, so that the kernel distributes sources again. Needed for a group whose first sockets are not
+/// the listener's. A group without a filter stays as it is.
 pub fn by_kernel(socket: &UdpSocket) {
     let _ = set(socket, SO_DETACH_REUSEPORT_BPF, &0_i32);
 }
 
-/// Source port and address of IPv4, whose header has a variable length.
+/// Combines the source port and address of IPv4 by XOR. The IPv4 header has a variable length.
 fn source_of_v4() -> Vec<sock_filter> {
     vec![
         op(BPF_LD | BPF_B | BPF_ABS, NETWORK),
@@ -91,8 +94,8 @@ fn source_of_v4() -> Vec<sock_filter> {
     ]
 }
 
-/// The varying words of the source address, and the port. With extension headers the filter reads other bytes than the
-/// port, but these still depend on the source.
+/// Combines the source port and two words of the source address of IPv6 by XOR; the other words vary less. With
+/// extension headers the filter reads other bytes than the port, but these still depend on the source.
 fn source_of_v6() -> Vec<sock_filter> {
     vec![
         op(BPF_LD | BPF_H | BPF_ABS, NETWORK + 40),
@@ -110,7 +113,7 @@ fn source_of_v6() -> Vec<sock_filter> {
 }
 
 fn op(code: u32, k: u32) -> sock_filter {
-    // Every opcode of classic BPF fits.
+    // Every opcode of classic BPF fits into 16 bits.
     sock_filter { code: code as u16, jt: 0, jf: 0, k }
 }
 

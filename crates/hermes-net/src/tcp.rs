@@ -8,14 +8,15 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::TcpStream;
 
-/// Connections that the kernel queues until they are accepted. Also limited by `somaxconn`.
+/// Maximum number of connections that the kernel queues until they are accepted. Also limited by `somaxconn`.
 const BACKLOG: i32 = 4096;
-/// A dead peer on a silent network is detected after about two minutes.
+/// Idle time before the first keep-alive probe. With the kernel's default of nine probes, a dead peer is detected after
+/// about three minutes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Opens a listening socket. Each worker opens its own for the same address: SO_REUSEPORT distributes connections over
-/// them.
+/// Opens a listening socket. Each worker opens its own socket for the same address, and SO_REUSEPORT distributes
+/// connections over these sockets.
 ///
 /// # Errors
 /// The address is used by another program, does not belong to this host, or needs privileges.
@@ -24,11 +25,11 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
     if address.is_ipv6() {
-        // `[::]` and `0.0.0.0` are two addresses in a document, so they are two here.
+        // A document lists `[::]` and `0.0.0.0` as separate addresses, so a socket for `[::]` must not accept IPv4.
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
-    // Accepted sockets inherit the mark, so replies take the route on which the connection came.
+    // Accepted sockets inherit the mark, so a TUN device of Hermes does not capture their replies.
     crate::socket_mark::apply(SockRef::from(&socket));
     socket.bind(&address.into())?;
     // Accepted sockets inherit the options on Linux, which saves four system calls for each connection.
@@ -62,8 +63,8 @@ pub(crate) fn tune(socket: SockRef<'_>) {
     let _ = socket.set_tcp_keepalive(&keepalive);
 }
 
-/// Makes closing this socket send a reset: the peer learns that not all its bytes were processed. After a FIN it would
-/// assume that they were.
+/// Makes closing this socket send a reset, which shows the peer that not all its bytes were processed. After a FIN, the
+/// peer would assume that they were.
 pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
@@ -73,7 +74,7 @@ pub fn bound_unread(stream: &TcpStream, within: Duration) {
     let _ = SockRef::from(stream).set_tcp_user_timeout(Some(within));
 }
 
-/// Available from Linux 6.15.
+/// linux/tcp.h, from Linux 6.15 on.
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 
 /// Limits the retransmission timeout to one second. Kernels before Linux 6.15 do not support this and keep their limit
@@ -96,17 +97,18 @@ pub struct AckMonitor(OwnedFd);
 pub struct AckState {
     /// The smoothed round-trip time.
     pub rtt: Duration,
-    /// The time since the last packet from the peer's kernel, if sent data is not acknowledged, or cannot be sent
-    /// because a route is missing or a filter drops it.
+    /// The time since the peer's kernel last acknowledged data. `None` unless sent data is unacknowledged, or data
+    /// cannot be sent although the peer's window is open, because a route is missing or a filter drops it.
     pub owed_for: Option<Duration>,
-    /// The same, also if the peer's window is closed.
+    /// The time since the peer's kernel last acknowledged data. `None` if no data is queued. Unlike `owed_for`, this
+    /// also covers data that waits because the peer's window is closed.
     pub waiting_for: Option<Duration>,
-    /// All bytes that the peer has acknowledged.
+    /// Total number of bytes that the peer has acknowledged.
     pub acknowledged: u64,
 }
 
 impl AckMonitor {
-    /// Observes this connection.
+    /// Creates a monitor of this connection.
     ///
     /// # Errors
     /// No file descriptor is left.
@@ -114,7 +116,7 @@ impl AckMonitor {
         stream.as_fd().try_clone_to_owned().map(Self)
     }
 
-    /// Returns the current state.
+    /// Queries the kernel for the current state.
     ///
     /// # Errors
     /// The kernel refuses the query.
@@ -135,12 +137,12 @@ impl AckMonitor {
         if unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // An almost closed window has less room than one segment.
+        // The window counts as open if it has room for a whole segment, or for all queued bytes if these are fewer.
         let takes = u32::try_from(queued).unwrap_or(u32::MAX).min(info.tcpi_snd_mss).max(1);
         let silence = Duration::from_millis(info.tcpi_last_ack_recv.into());
         Ok(AckState {
             rtt: Duration::from_micros(info.tcpi_rtt.into()),
-            // A kernel that does not report the peer's window reports zero.
+            // A kernel that does not report the peer's window sets `tcpi_snd_wnd` to 0, which counts as closed.
             owed_for: (info.tcpi_unacked > 0 || (queued > 0 && info.tcpi_snd_wnd >= takes)).then_some(silence),
             waiting_for: (queued > 0).then_some(silence),
             acknowledged: info.tcpi_bytes_acked,
@@ -148,11 +150,11 @@ impl AckMonitor {
     }
 }
 
-/// Checks that no other process uses the port of this address. With reuseport, two of our own processes could both bind
-/// it and each get half of the connections, which is always a mistake.
+/// Checks that no other process uses the port of this address. With SO_REUSEPORT, two processes of one user could both
+/// bind it, and each would receive half of the connections, which is always a mistake.
 ///
 /// # Errors
-/// The address cannot be bound exclusively, with the cause.
+/// The address cannot be bound exclusively; the error names the cause.
 pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -160,7 +162,7 @@ pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
         socket.set_only_v6(true)?;
     }
     socket.bind(&address.into())?;
-    // Without reuseport, listening on the port of a listening socket fails.
+    // Without SO_REUSEPORT, listening on the port of a listening socket fails.
     socket.listen(1)
 }
 

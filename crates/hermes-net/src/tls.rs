@@ -1,7 +1,7 @@
 //! TLS configurations, and the identities that certificates prove.
 //!
-//! In: PEM files, a finished handshake. Out: rustls configurations for listeners and upstreams; after a handshake, the URI SANs of the peer.
-//! Never: an authorization decision, or a key in a log.
+//! In: PEM files, a finished handshake. Out: rustls configurations for listeners and upstreams; after a handshake, the
+//! URI SANs of the peer. Never: an authorization decision, or a key in a log.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub enum TlsError {
         /// The cause.
         reason: String,
     },
-    /// Certificate and key can be read, but do not belong together.
+    /// The private key is not that of the certificate.
     #[error("{key} is not the private key of {cert}; use the key that the certificate was issued for, or issue a new certificate",
             key = key.display(), cert = cert.display())]
     Mismatch {
@@ -45,7 +45,7 @@ pub enum TlsError {
         /// The key file.
         key: PathBuf,
     },
-    /// rustls refused the combination.
+    /// rustls rejects the configuration.
     #[error("{what}: {reason}")]
     Configuration {
         /// The configuration that was built.
@@ -55,7 +55,7 @@ pub enum TlsError {
     },
 }
 
-/// A certificate chain and its key.
+/// A certificate chain and its private key.
 #[derive(Debug)]
 pub struct CertifiedKey {
     chain: Vec<CertificateDer<'static>>,
@@ -79,7 +79,7 @@ impl CertifiedKey {
         let pem = file::read(key, file::MAX_FILE_BYTES).map_err(|error| fault(format!("cannot read: {error}")))?;
         let private = PrivateKeyDer::from_pem_slice(bare(&pem))
             .map_err(|error| fault(format!("no readable private key: {error}")))?;
-        // Other errors are reported when they are used.
+        // Other errors are reported when a TLS configuration is built from the key.
         let fits = rustls::sign::CertifiedKey::from_der(chain.clone(), private.clone_key(), &provider());
         if matches!(fits, Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch))) {
             return Err(TlsError::Mismatch { cert: cert.to_owned(), key: key.to_owned() });
@@ -103,7 +103,8 @@ impl CertifiedKey {
         self.key.secret_der()
     }
 
-    /// The earliest expiry of a certificate in the chain, in seconds since 1970. `None` if none is readable.
+    /// Returns the earliest expiry of a certificate in the chain, in seconds since 1970. `None` if no certificate is
+    /// readable.
     pub fn not_after(&self) -> Option<i64> {
         let end = |certificate: &CertificateDer<'_>| {
             let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
@@ -112,26 +113,26 @@ impl CertifiedKey {
         self.chain.iter().filter_map(end).min()
     }
 
-    /// The expiry of the leaf, in seconds since 1970. A peer that has another path to the root may ignore the rest of
-    /// the chain. `None` if the leaf is not readable.
+    /// Returns the expiry of the leaf, in seconds since 1970. The rest of the chain may be irrelevant, because a peer
+    /// may have another path to the root. `None` if the leaf is not readable.
     pub fn leaf_not_after(&self) -> Option<i64> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         Some(parsed.validity().not_after.timestamp())
     }
 
-    /// The leaf's public key (SubjectPublicKeyInfo, DER). `None` if it is not readable.
+    /// Returns the leaf's public key (SubjectPublicKeyInfo, DER). `None` if the leaf is not readable.
     pub fn public_key(&self) -> Option<Vec<u8>> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         Some(parsed.public_key().raw.to_vec())
     }
 
-    /// The start of the leaf's validity, in seconds since 1970. `None` if it is not readable.
+    /// Returns the start of the leaf's validity, in seconds since 1970. `None` if the leaf is not readable.
     pub fn not_before(&self) -> Option<i64> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         Some(parsed.validity().not_before.timestamp())
     }
 
-    /// The authority key identifier of the leaf. `None` if it has none.
+    /// Returns the authority key identifier of the leaf. `None` if the leaf has none.
     pub fn issuer_key(&self) -> Option<Vec<u8>> {
         let (_, parsed) = x509_parser::parse_x509_certificate(self.chain.first()?).ok()?;
         parsed.extensions().iter().find_map(|extension| match extension.parsed_extension() {
@@ -146,8 +147,8 @@ impl CertifiedKey {
     }
 }
 
-/// When the last certificate of a PEM file expires, in seconds since 1970. `None` if the file has no readable
-/// certificate.
+/// Returns the latest expiry of the certificates in a PEM file, in seconds since 1970. `None` if the file has no
+/// readable certificate.
 pub fn last_not_after(path: &Path) -> Option<i64> {
     let end = |certificate: CertificateDer<'_>| {
         let (_, parsed) = x509_parser::parse_x509_certificate(&certificate).ok()?;
@@ -156,7 +157,7 @@ pub fn last_not_after(path: &Path) -> Option<i64> {
     load_certificates(path).ok()?.into_iter().filter_map(end).max()
 }
 
-/// CA certificates.
+/// CA certificates to which a peer's chain may lead.
 #[derive(Clone, Debug)]
 pub struct Roots(Arc<RootCertStore>);
 
@@ -195,14 +196,15 @@ impl Roots {
         Ok(Self(Arc::new(store)))
     }
 
-    /// The CA certificates that this machine trusts for servers: its package of CA certificates, or the files named by
-    /// `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+    /// Returns the CA certificates that this machine trusts for servers: its package of CA certificates, or the files
+    /// named by `SSL_CERT_FILE` and `SSL_CERT_DIR`.
     ///
+    /// # Errors
     /// The machine has no usable CA certificate.
     pub fn system() -> Result<Self, TlsError> {
         let found = rustls_native_certs::load_native_certs();
         let mut store = RootCertStore::empty();
-        // Among hundreds, a single certificate may be one that rustls rejects; the others are still trusted.
+        // A machine has hundreds of CA certificates. If rustls rejects one of them, the others are still trusted.
         let (taken, _) = store.add_parsable_certificates(found.certs);
         if taken == 0 {
             let reasons: Vec<_> = found.errors.iter().map(ToString::to_string).collect();
@@ -213,7 +215,7 @@ impl Roots {
     }
 }
 
-/// Verifies a client certificate chain (the leaf first) against these roots.
+/// Verifies that a client's certificate chain (the leaf first) leads to one of these roots.
 ///
 /// # Errors
 /// The reason for the failure.
@@ -225,7 +227,8 @@ pub fn chains_to(roots: &Roots, chain: &[CertificateDer<'static>]) -> Result<(),
     verified.map(drop).map_err(|error| error.to_string())
 }
 
-/// Verifies a server certificate chain (the leaf first) for this name or address against these roots.
+/// Verifies that a server's certificate chain (the leaf first) leads to one of these roots, and that its leaf is valid
+/// for this DNS name or IP address.
 ///
 /// # Errors
 /// The reason for the failure.
@@ -238,7 +241,7 @@ pub fn serves(roots: &Roots, chain: &[CertificateDer<'static>], name: &str) -> R
     verified.map(drop).map_err(|error| error.to_string())
 }
 
-/// The SHA-256 fingerprint of each certificate in a PEM text (over its DER).
+/// Returns the SHA-256 fingerprint, over the DER encoding, of each certificate in a PEM text.
 ///
 /// # Errors
 /// The text is not PEM, or has no certificate.
@@ -256,7 +259,7 @@ fn load_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErr
     certificates(&pem).map_err(fault)
 }
 
-/// Strips the byte order mark that some editors write: it would hide the first line.
+/// Strips the byte order mark that some editors write, and that would hide the first line from the PEM parser.
 fn bare(pem: &[u8]) -> &[u8] {
     pem.strip_prefix("\u{feff}".as_bytes()).unwrap_or(pem)
 }
@@ -282,14 +285,14 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// Seeds the random number generator of this thread. Otherwise the thread's first handshake does it, which takes 50 ms
-/// more in programs whose AWS-LC gathers clock jitter (see `docs/design/entropy.md`).
+/// Seeds the random number generator of this thread. Otherwise the thread's first handshake seeds it and takes 50 ms
+/// longer, because the library gathers CPU jitter for each thread.
 pub fn warm_up() {
-    // A failure appears again in the handshake, which reports it.
+    // A failure occurs again in the handshake, which reports it.
     let _ = aws_lc_rs::default_provider().secure_random.fill(&mut [0; 1]);
 }
 
-/// The TLS configuration of a listener.
+/// Returns the TLS configuration of a listener.
 ///
 /// # Errors
 /// rustls refuses the key, the chain or the CA.
@@ -319,22 +322,22 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// The verification of an upstream's server certificate.
+/// The server identity that the TLS client of an upstream accepts.
 #[derive(Clone)]
 pub enum ServerIdentity {
     /// A node of this overlay: a chain to the roots, and a URI SAN that the predicate accepts.
     Node(Roots, NodePredicate),
-    /// A node whose root certificate is known only by its SHA-256; the server must send the root at the end of its
-    /// chain.
+    /// A node whose root certificate is known only by its SHA-256. The server must include the root in its chain.
     Pinned([u8; 32], NodePredicate),
-    /// A server with this DNS name or address in its certificate.
+    /// A server whose chain leads to the roots, and whose certificate has the DNS name or address passed to
+    /// [`connect`].
     Name(Roots),
 }
 
-/// Checks the URI SANs of a server's certificate, and its key's name. The error is the reason for the refusal.
+/// Accepts or rejects a server by the [`names`] of its certificate. The error is the reason for the rejection.
 pub type NodePredicate = Arc<dyn Fn(&[String]) -> Result<(), String> + Send + Sync>;
 
-/// The TLS configuration of an upstream.
+/// Returns the TLS configuration of an upstream.
 ///
 /// # Errors
 /// rustls refuses the key, the chain or the CA.
@@ -389,7 +392,7 @@ enum Anchor {
 }
 
 impl Anchor {
-    /// The roots; a pinned one is taken from the certificates that the server sent.
+    /// Returns the trusted roots. A pinned root is taken from the certificates that the server sent.
     fn roots(&self, shown: &[CertificateDer<'_>]) -> Result<Roots, rustls::Error> {
         let pin = match self {
             Anchor::Roots(roots) => return Ok(roots.clone()),
@@ -454,14 +457,14 @@ impl ServerCertVerifier for NodeVerifier {
     }
 }
 
-/// Copies a configuration for another ALPN protocol.
+/// Copies a configuration, and offers only the protocol `alpn` in the copy.
 pub fn with_alpn(config: &ClientConfig, alpn: &[u8]) -> Arc<ClientConfig> {
     let mut config = config.clone();
     config.alpn_protocols = vec![alpn.to_vec()];
     Arc::new(config)
 }
 
-/// The URI SANs of a certificate, in its order. Empty if it cannot be parsed.
+/// Returns the URI SANs of a certificate, in its order. Empty if the certificate cannot be parsed.
 pub fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
     use x509_parser::extensions::GeneralName;
     let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else {
@@ -481,7 +484,7 @@ pub fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
         .collect()
 }
 
-/// The URI SANs of a certificate, followed by the name of its key: `ni:///sha-256;` and the digest of its
+/// Returns the URI SANs of a certificate, followed by the name of its key: `ni:///sha-256;` and the digest of its
 /// SubjectPublicKeyInfo in base64url (RFC 6920, sections 2 and 3).
 pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let mut names = uris(certificate);
@@ -491,27 +494,28 @@ pub fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     names
 }
 
-/// The name of the key with this SubjectPublicKeyInfo (DER).
+/// Returns the name of the key with this SubjectPublicKeyInfo (DER), as in [`names`].
 pub fn key_name(public_key_info: &[u8]) -> String {
     let digest = ::aws_lc_rs::digest::digest(&::aws_lc_rs::digest::SHA256, public_key_info);
     format!("ni:///sha-256;{}", BASE64_URL.encode(digest))
 }
 
-/// The URI SANs of the peer after a handshake, and its key's name; `None` if it sent no certificate.
+/// Returns the [`names`] of the peer's certificate after a handshake. `None` if the peer sent no certificate.
 pub fn peer_uris(io: &crate::Io) -> Option<Vec<String>> {
     let crate::Io::Tls(tls) = io else { return None };
     let leaf = tls.get_ref().1.peer_certificates()?.first()?;
     Some(names(leaf))
 }
 
-/// The certificate chain that the peer sent in a handshake, the leaf first. Empty if it sent none.
+/// Returns the certificate chain that the peer sent in a handshake, the leaf first. Empty if the peer sent none.
 pub fn peer_chain(io: &crate::Io) -> Vec<CertificateDer<'static>> {
     let crate::Io::Tls(tls) = io else { return Vec::new() };
     let shown = tls.get_ref().1.peer_certificates().unwrap_or_default();
     shown.iter().map(|certificate| certificate.clone().into_owned()).collect()
 }
 
-/// The peer's public key after a handshake: its SubjectPublicKeyInfo (DER). `None` if it sent no certificate.
+/// Returns the peer's public key after a handshake: its SubjectPublicKeyInfo (DER). `None` if the peer sent no
+/// certificate.
 pub fn peer_public_key(io: &crate::Io) -> Option<Vec<u8>> {
     let crate::Io::Tls(tls) = io else { return None };
     let leaf = tls.get_ref().1.peer_certificates()?.first()?;
@@ -549,11 +553,12 @@ pub enum HandshakeFault {
 }
 
 impl HandshakeFault {
-    /// The kind of TLS failure that ended an attempt to connect, over TCP or QUIC. `None`: another error.
+    /// Returns the kind of TLS failure that ended an attempt to connect, over TCP or QUIC. `None` if the failure was
+    /// not TLS's.
     pub fn of(error: &io::Error) -> Option<Self> {
         let inner = error.get_ref()?;
         match inner.downcast_ref::<rustls::Error>() {
-            // `General` is the error of our own verifier for a name that it rejects.
+            // `General` is the error of our own verifier if it rejects the names of a certificate.
             Some(rustls::Error::InvalidCertificate(_) | rustls::Error::General(_)) => Some(Self::Certificate),
             Some(_) => Some(Self::Protocol),
             None => quic_fault(inner.downcast_ref()?),
@@ -561,8 +566,8 @@ impl HandshakeFault {
     }
 }
 
-/// Returns the TLS fault of a failed handshake, if that is the cause. QUIC reports only the text of rustls and an
-/// alert, which is not the same for every certificate error (RFC 9001, section 4.8).
+/// Returns the TLS fault of a failed QUIC handshake. `None` if the cause was not TLS. QUIC reports only the text of
+/// rustls and an alert, and the alert is not the same for every certificate error (RFC 9001, section 4.8).
 fn quic_fault(error: &ConnectionError) -> Option<HandshakeFault> {
     let (code, is_certificate) = match error {
         ConnectionError::TransportError(ours) => {

@@ -1,12 +1,12 @@
-//! TUN devices: IP packets of this machine, in and out, with addresses and routes.
+//! TUN devices, which receive and send IP packets of this machine, with their addresses and routes.
 //!
 //! In: a name, addresses, prefixes. Out: a device that is up, and queues of whole packets, one for each worker. All of
-//! it ends with the process: a device lives as long as its queues, its addresses and routes as long as the device.
+//! it ends with the process: a device exists as long as its queues, its addresses and routes as long as the device.
 //! Rules that outlive a killed process are removed at the next start. Never: the purpose of a packet, or its sender's
 //! rights.
 //!
-//! Implemented here, because no crate refuses a name that was just taken, moves packets without copying each, or gives
-//! each route its own MTU and source address.
+//! Implemented here, because no existing crate refuses a name that was just taken, moves packets without copying each,
+//! or sets an MTU and a source address for each route.
 
 mod capture;
 mod checksum;
@@ -48,7 +48,7 @@ use crate::netlink::{self, Change};
 
 /// The device file that creates TUN devices.
 pub const DRIVER: &str = "/dev/net/tun";
-/// The MTU of a device: its routes have their own, so the device does not limit packets.
+/// The MTU of a device, in bytes. Its routes have their own MTU, so the device itself does not limit packets.
 pub const LARGEST_MTU: u32 = 65_535;
 /// linux/capability.h: CAP_NET_ADMIN, as a bit.
 const CAP_NET_ADMIN: u64 = 1 << 12;
@@ -67,10 +67,10 @@ struct Inner {
     index: u32,
     captures: Mutex<Captures>,
     desired: Mutex<DesiredState>,
-    /// Held while the source NAT changes, which runs a program, so that other changes do not wait for it. Lock order:
-    /// `nat` before `desired`.
+    /// Locked while the source NAT changes. A change runs nft, and other changes do not wait for it, because they lock
+    /// only `desired`. Lock order: `nat` before `desired`.
     nat: Mutex<()>,
-    /// True if this process owns the device and removes its settings at the end. Otherwise another process owns it.
+    /// Whether this process owns the device and removes its settings at the end. Otherwise another process does.
     is_ours: AtomicBool,
 }
 
@@ -111,7 +111,7 @@ impl Device {
             made.push(open_queue(name, true, false)?);
         }
         while made.len() < queues {
-            // Further workers share a queue.
+            // Further workers share a queue with another worker.
             let fault = |source| TunError::Device { device: name.to_owned(), doing: "share a queue of", source };
             made.push(made[made.len() - MAX_QUEUES].try_clone().map_err(fault)?);
         }
@@ -159,12 +159,12 @@ impl Device {
         Ok(Self { inner })
     }
 
-    /// Takes ownership: from now on, the settings of the device end with this process.
+    /// Takes ownership of the device: from now on, the device's settings end with this process.
     pub fn own(&self) {
         self.inner.is_ours.store(true, Ordering::Release);
     }
 
-    /// Leaves the ownership to another process: the settings stay when this process ends.
+    /// Gives up ownership to another process: the device's settings stay when this process ends.
     pub fn disown(&self) {
         self.inner.is_ours.store(false, Ordering::Release);
     }
@@ -221,8 +221,8 @@ impl Device {
         }
     }
 
-    /// Routes a prefix into the device in the main table. Changes an existing route of this device, and takes over that
-    /// of another device of this process.
+    /// Routes a prefix into the device in the main table. Replaces an existing route of this device, or of another
+    /// device of this process.
     ///
     /// # Errors
     /// `TunError`: the prefix has a route of another program.
@@ -249,8 +249,8 @@ impl Device {
         if is_pool { self.add_pool(prefix) } else { Ok(()) }
     }
 
-    /// Routes the addresses of a prefix that have no other route into the device. Otherwise they would use the default
-    /// route.
+    /// Adds a low-priority route of a prefix into the device, for addresses that have no other route. Otherwise their
+    /// packets would take the default route.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
@@ -277,8 +277,8 @@ impl Device {
         self.remove(route::pool_route(self.index(), prefix), prefix)
     }
 
-    /// Whether the main table routes an address elsewhere; the default route does not count. True if the kernel cannot
-    /// tell.
+    /// Whether the main table routes an address to a device of another process, or another device's pool contains it.
+    /// The default route does not count. True if the kernel refuses the query.
     pub fn leads_elsewhere(&self, address: IpAddr) -> bool {
         route::leads_elsewhere(self.index(), address).unwrap_or(true)
     }
@@ -340,7 +340,7 @@ impl Device {
     }
 }
 
-/// Whether the device of this name has this index; another device may have got the name.
+/// Whether the device `name` has this interface index. After its removal, another device may have the name.
 pub fn is_there(name: &str, index: u32) -> bool {
     match nix::net::if_::if_nametoindex(name) {
         Ok(now) => now == index,
@@ -426,7 +426,7 @@ fn attach(file: &File, name: &str, flags: libc::c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-#[allow(unsafe_code)] // As above.
+#[allow(unsafe_code)] // nix and socket2 have no calls for TUN.
 fn set_offload(file: &File, flags: libc::c_uint) -> io::Result<()> {
     // SAFETY: the descriptor is open for the life of `file`; the argument is a number.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
@@ -442,8 +442,8 @@ fn bring_up(index: u32, mtu: u32) -> io::Result<()> {
         message.attributes = attributes;
         netlink::change(RouteNetlinkMessage::SetLink(message), Change::Existing)
     };
-    // No kernel-generated address: its router solicitations would be the first packets. A kernel without IPv6 rejects
-    // this.
+    // The device must not have a kernel-generated address, whose router solicitations would be the first packets. A
+    // kernel without IPv6 rejects this setting.
     let no_address = AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)]);
     let _ = set(vec![LinkAttribute::AfSpecUnspec(vec![no_address])], LinkFlags::empty());
     set(vec![LinkAttribute::Mtu(mtu)], LinkFlags::Up)

@@ -1,7 +1,7 @@
 //! UDP sockets that send and receive many datagrams in one call (GSO, GRO, recvmmsg).
 //!
-//! In: datagrams, alone or in batches of equal length. Out: the same datagrams with their source. Never: a silently
-//! truncated datagram; one that does not fit is an error of the caller.
+//! In: datagrams, alone or in batches of equal length. Out: the same datagrams, with their source when received. Never:
+//! a silently truncated datagram.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
@@ -16,24 +16,25 @@ use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
 
-/// Buffer of one message: the kernel merges at most 64 KiB of one flow into a message.
+/// Bytes of the buffer for one message. The kernel merges at most 64 KiB of one flow into a message.
 const MESSAGE_ROOM: usize = 65_536;
-/// Messages of one call. Each may hold dozens of datagrams.
+/// Maximum number of messages that one call receives. Each may contain dozens of datagrams.
 const MESSAGES: usize = 16;
-/// Size of the kernel's buffers, so that bursts survive a scheduling delay of some milliseconds.
+/// Size of a socket's send buffer and of its receive buffer in the kernel, in bytes, so that bursts survive a
+/// scheduling delay of some milliseconds.
 static SOCKET_BUFFER: AtomicUsize = AtomicUsize::new(4 << 20);
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_PAYLOAD: usize = 65_507;
 
-/// A UDP socket.
+/// A UDP socket on the runtime of one worker.
 pub struct UdpSocket {
     io: tokio::net::UdpSocket,
     state: &'static UdpSocketState,
-    /// GSO failed once on this path (a device without checksum offload): send datagrams one by one.
+    /// GSO failed once, for example on a device without checksum offload. Since then, datagrams are sent one by one.
     no_segmentation: std::cell::Cell<bool>,
 }
 
-/// The buffer for received bytes: one allocation for all messages of a call, reused by the next. Only pages that
+/// The buffer for received bytes: one allocation for all messages of a call, reused by the next call. Only pages that
 /// messages have reached use memory.
 #[derive(Default)]
 pub struct ReceiveBuffer {
@@ -47,8 +48,8 @@ pub struct ReceiveBuffer {
 pub fn listen(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(address)?;
     socket.set_reuse_port(true)?;
-    // The option is only needed during bind, because of sockets of single peers (below). If it stayed set, any user of
-    // the machine could bind the port as well.
+    // `bind` needs the option beside the sockets of [`listen_for_peer`]. If it stayed set, any user of the machine
+    // could bind the port as well.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.set_reuse_address(false)?;
@@ -69,7 +70,7 @@ pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::ne
     Ok(socket.into())
 }
 
-/// Checks that no other process uses the port. (See `tcp::probe_unused`.)
+/// Checks that no other process uses the port, which SO_REUSEPORT would allow for processes of the same user.
 ///
 /// # Errors
 /// The address cannot be bound exclusively.
@@ -84,15 +85,16 @@ pub fn probe_unused(address: SocketAddr) -> io::Result<()> {
 /// Opens a UDP socket that is connected to one peer.
 ///
 /// # Errors
-/// No route to the peer, or no socket left.
+/// The host has no route to the peer, or no file descriptor is left.
 pub fn connect(peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(peer)?;
     socket.connect(&peer.into())?;
     Ok(socket.into())
 }
 
-/// Waits until the kernel, or an ICMP error, reports an address as unreachable; pending forever otherwise. QUIC does
-/// not receive such errors, because its socket is not connected. Sends an empty datagram to the peer, which ignores it.
+/// Waits until the kernel, or an ICMP error, reports an address as unreachable, and returns the error. Never returns
+/// otherwise. QUIC does not receive such errors, because its socket is not connected. Sends an empty datagram to the
+/// peer, which ignores it.
 pub async fn refusal(peer: SocketAddr) -> io::Error {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkUnreachable, PermissionDenied};
     match knock(peer).await {
@@ -101,7 +103,7 @@ pub async fn refusal(peer: SocketAddr) -> io::Error {
         {
             error
         }
-        // Other errors are left to the handshake.
+        // The QUIC handshake reports other errors.
         _ => std::future::pending().await,
     }
 }
@@ -118,10 +120,11 @@ async fn knock(peer: SocketAddr) -> io::Result<()> {
     socket.recv(&mut [0]).await.map(drop)
 }
 
-/// The largest payload that reaches a peer unfragmented, by the path MTU that the kernel knows. Sends nothing.
+/// Returns the largest payload, in bytes, that reaches a peer unfragmented, according to the path MTU that the kernel
+/// knows. Sends no packet.
 ///
 /// # Errors
-/// No route to the peer, or no socket left.
+/// The host has no route to the peer, or no file descriptor is left.
 pub fn whole_payload(peer: SocketAddr) -> io::Result<usize> {
     let (level, option, headers) = match peer {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU, 20 + 8),
@@ -132,7 +135,7 @@ pub fn whole_payload(peer: SocketAddr) -> io::Result<usize> {
     Ok(mtu.saturating_sub(headers).min(MAX_PAYLOAD))
 }
 
-#[allow(unsafe_code)] // nix has the option of IPv4 alone.
+#[allow(unsafe_code)] // nix has only the option of IPv4.
 fn option_of(socket: &std::net::UdpSocket, level: i32, option: i32) -> io::Result<i32> {
     let mut value: i32 = 0;
     let mut length = size_of::<i32>() as libc::socklen_t;
@@ -143,7 +146,7 @@ fn option_of(socket: &std::net::UdpSocket, level: i32, option: i32) -> io::Resul
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Opens a UDP socket that no other one shares; port 0 selects a free port.
+/// Opens a UDP socket at an address that no other socket may bind. Port 0 selects a free port.
 ///
 /// # Errors
 /// The address does not belong to this host, or no port or socket is left.
@@ -153,16 +156,16 @@ pub fn bind(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
     Ok(socket.into())
 }
 
-/// Opens a socket for one peer at a listener's address, beside the listener's own sockets. The kernel prefers it for
-/// that peer, so a flow keeps its packets when another process takes over the listener. If the listener is steered, the
-/// socket receives no packet of another peer.
+/// Opens a socket for one peer at a listener's address, beside the listener's own sockets. The kernel prefers this
+/// socket for that peer's datagrams, so a flow keeps its packets when another process takes over the listener. If
+/// [`reuseport`](crate::reuseport) steers the listener's group, the socket receives no datagram of another peer.
 ///
 /// # Errors
 /// The errors of `listen`.
 pub fn listen_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::net::UdpSocket> {
     let socket = open(local)?;
     socket.set_reuse_port(true)?;
-    // Further sockets of this kind can bind the address, although this one leaves the group below.
+    // Further sockets for single peers can bind the address, although this socket leaves the reuseport group below.
     socket.set_reuse_address(true)?;
     socket.bind(&local.into())?;
     socket.connect(&peer.into())?;
@@ -172,8 +175,8 @@ pub fn listen_for_peer(local: SocketAddr, peer: SocketAddr) -> io::Result<std::n
     Ok(socket.into())
 }
 
-/// Opens a socket for one peer at a listener's address that replaces the listener's own sockets, which are about to
-/// close and were passed to `let_others_bind`. It belongs to no group, so a new listener at the address neither
+/// Opens a socket for one peer at a listener's address, for a listener whose own sockets are about to close and were
+/// passed to [`let_others_bind`]. The socket belongs to no reuseport group, so a new listener at the address neither
 /// receives its packets nor loses any.
 ///
 /// # Errors
@@ -205,12 +208,12 @@ fn open(like: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Sets the size of the kernel's buffers, in each direction, for all sockets that this process opens from now on.
+/// Sets the size, in bytes, of the kernel's send and receive buffer of each socket that this process opens from now on.
 pub fn keep_in_kernel(bytes: usize) {
     SOCKET_BUFFER.store(bytes, Ordering::Relaxed);
 }
 
-/// The kernel limits both without privilege; smaller buffers still work.
+/// Sets both buffer sizes. Without CAP_NET_ADMIN the kernel limits them, and smaller buffers still work.
 fn set_buffers(socket: &Socket) {
     let bytes = SOCKET_BUFFER.load(Ordering::Relaxed);
     if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_err() {
@@ -286,7 +289,7 @@ impl UdpSocket {
         self.receive(buffer, each).map(|(_, datagrams)| datagrams)
     }
 
-    /// Returns the number of messages, and that of the datagrams in them.
+    /// Returns the number of received messages, and the number of datagrams in them.
     fn receive(
         &self,
         buffer: &mut ReceiveBuffer,
@@ -314,7 +317,8 @@ impl UdpSocket {
     /// Sends `contents` as datagrams of `segment` bytes each (the last may be shorter).
     ///
     /// # Errors
-    /// `WouldBlock` if the socket buffer is full: nothing was sent. Others are the socket's.
+    /// `WouldBlock` if the socket buffer is full. Then no datagram was sent, or without GSO perhaps the first ones.
+    /// Other errors are those of the socket.
     pub fn try_send(&self, peer: SocketAddr, contents: &[u8], segment: usize) -> io::Result<()> {
         if contents.len() <= segment {
             return self.send_segments(peer, contents, None);
@@ -323,7 +327,7 @@ impl UdpSocket {
             return contents.chunks(segment).try_for_each(|one| self.send_segments(peer, one, None));
         }
         match self.send_segments(peer, contents, Some(segment)) {
-            // EIO and EINVAL: this path cannot segment.
+            // EIO and EINVAL: the device or the kernel cannot segment.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) => {
                 self.no_segmentation.set(true);
                 contents.chunks(segment).try_for_each(|one| self.send_segments(peer, one, None))
@@ -337,7 +341,7 @@ impl UdpSocket {
         self.io.try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.io), &transmit))
     }
 
-    /// The maximum number of datagrams of one `try_send`.
+    /// Returns the maximum number of datagrams of one `try_send`.
     pub fn max_segments(&self) -> usize {
         self.state.max_gso_segments().max(1)
     }
@@ -346,11 +350,11 @@ impl UdpSocket {
 fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, Bytes) + ?Sized)) -> usize {
     let mut count = 0;
     for (meta, message) in metas.iter().zip(room.chunks_exact(MESSAGE_ROOM)) {
-        // Each message is copied out of the shared buffer, which is reused immediately. A flow that keeps a datagram
-        // then keeps only its own message.
+        // Each message is copied out of the shared buffer, which is reused immediately. A flow that retains a datagram
+        // then retains only the message that contained it.
         let message = Bytes::copy_from_slice(&message[..meta.len]);
         let stride = meta.stride.max(1);
-        // Sharing would need another allocation.
+        // A slice of the message would need another allocation, for its reference count.
         if message.len() <= stride {
             each(meta.addr, message);
             count += 1;
@@ -364,9 +368,9 @@ fn deliver(room: &[u8], metas: &[RecvMeta], each: &mut (impl FnMut(SocketAddr, B
     count
 }
 
-/// Detects the kernel's UDP features once in a process, on a socket that stays open. A probe per flow would cost a
+/// Detects the kernel's UDP features once in a process, on a socket that stays open. A probe for each flow would cost a
 /// dozen system calls. When the last socket with UDP_GRO closes, the kernel patches its own code on all processors,
-/// which took longer than anything else in a flow's life.
+/// which took longer than all other work for a flow.
 fn abilities() -> io::Result<&'static UdpSocketState> {
     static PROBED: OnceLock<(std::net::UdpSocket, UdpSocketState)> = OnceLock::new();
     if let Some((_, state)) = PROBED.get() {
@@ -378,7 +382,7 @@ fn abilities() -> io::Result<&'static UdpSocketState> {
 }
 
 /// Makes the kernel merge datagrams of one flow into one message (UDP_GRO). Without support they arrive one by one.
-#[allow(unsafe_code)] // Neither socket2 nor nix has the option as one that is set alone.
+#[allow(unsafe_code)] // Neither socket2 nor nix can set only this option.
 fn receive_merged(socket: &std::net::UdpSocket) {
     let on: i32 = 1;
     // SAFETY: the descriptor is open for the life of `socket`, and the option's value is an int whose address and size

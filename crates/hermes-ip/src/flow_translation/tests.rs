@@ -1,4 +1,4 @@
-//! Flows in computed time: packets of the node's sockets return to the program, and no alias belongs to two flows.
+//! Flows with a computed clock: packets of the node's sockets return to the program, and no alias belongs to two flows.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;

@@ -160,7 +160,7 @@ fn what_was_found_taken_is_not_looked_at_again_until_it_is_given_back() {
         assert_eq!(find(2).0, Some(net));
         assert!(given.take(net, &alice));
     }
-    // Addresses that others than sessions took and released.
+    // After the interval, all addresses are examined again, because others than sessions take and release addresses.
     assert_eq!(find(SEARCH_INTERVAL), (None, 16));
 }
 

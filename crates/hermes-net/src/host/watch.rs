@@ -11,28 +11,28 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use crate::netlink::{ADDRESSES, LINKS, Notifications, ROUTES};
 
-/// A change of the network.
+/// A change of this host's links, addresses or default route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostChange {
     /// An interface gained or lost an address.
     Address {
-        /// The kernel's number of the interface; the creator of a device knows its own.
+        /// The interface index, by which the creator of a TUN device recognizes changes of its own device.
         interface: u32,
     },
-    /// A link was set up or down, or deleted. The kernel removes the routes of a link that goes down, and reports few
-    /// of them.
+    /// A link was set up or down, or deleted. The kernel removes the routes of a link that goes down, and sends
+    /// notifications for few of them.
     Link {
-        /// The interface.
+        /// The interface index.
         interface: u32,
-        /// Whether it is up now.
+        /// Whether the link is up now.
         is_up: bool,
     },
     /// The default route was added, replaced or removed.
     DefaultRoute {
-        /// The interface of the route; `None`: several.
+        /// The index of the route's interface. `None` if the kernel names none, for example for a multipath route.
         interface: Option<u32>,
     },
-    /// The kernel dropped notifications: anything may have changed.
+    /// The kernel dropped notifications, so anything may have changed.
     Much,
 }
 
@@ -40,7 +40,7 @@ pub enum HostChange {
 #[derive(Debug)]
 pub struct HostWatch {
     notifications: Notifications,
-    /// Received changes that were not returned yet; the next is last.
+    /// Received changes that [`HostWatch::next`] has not returned yet. The next one is the last element.
     heard: Vec<HostChange>,
 }
 
@@ -48,7 +48,7 @@ impl HostWatch {
     /// Subscribes in the network namespace and on the runtime of the caller.
     ///
     /// # Errors
-    /// No socket can be opened.
+    /// No netlink socket can be opened.
     pub fn new() -> io::Result<Self> {
         Ok(Self { notifications: Notifications::of(LINKS | ADDRESSES | ROUTES)?, heard: Vec::new() })
     }
@@ -82,7 +82,7 @@ fn change(message: &RouteNetlinkMessage) -> Option<HostChange> {
             let is_up = link.header.flags.contains(LinkFlags::Up);
             Some(HostChange::Link { interface: link.header.index, is_up })
         }
-        // Other address families report bridge ports.
+        // With another family, the message reports that a port left a bridge, and the link itself still exists.
         RouteNetlinkMessage::DelLink(link) if link.header.interface_family == AddressFamily::Unspec => {
             Some(HostChange::Link { interface: link.header.index, is_up: false })
         }

@@ -1,30 +1,30 @@
 //! Connection ids that name the reader of a datagram.
 //!
-//! In: a reader, a datagram. Out: connection ids that encode it, and the reader that an id encodes. The id survives a peer's
-//! migration to another address and the takeover by a successor process. Never: a secret; everybody on the path can
-//! read it, as they can read the port.
+//! In: a reader, a datagram. Out: connection ids that encode the reader, and the reader that an id encodes. The id
+//! survives a peer's migration to another address and the takeover by a successor process. Never: a secret. Everybody
+//! on the path can read the id, like the port.
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
 use rand::Rng;
 use std::time::Duration;
 
-/// Bytes of our connection ids.
+/// Length of the connection ids that this node issues, in bytes.
 pub(super) const LENGTH: usize = 8;
 /// Offset of the id in a long header, after the first byte, version and id length (RFC 8999, section 5.1).
 const LONG_HEADER_ID_OFFSET: usize = 6;
 
-/// The reader of a connection's datagrams.
+/// Identifies the socket, and its process, that reads a connection's datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ReaderId {
     /// The process, by the random number that it chose for this address.
     pub(super) tag: u16,
-    /// The socket's index in the group. It comes first in the id: the kernel's filter reads only this byte.
+    /// The socket's index in the group. It is the first byte of the id, the only byte that the kernel's filter reads.
     pub(super) slot: u8,
 }
 
 impl ReaderId {
-    /// Reads the reader from a datagram's destination id. `None`: the id does not have our length, so any reader may
-    /// process it.
+    /// Returns the reader that a datagram's destination connection id encodes. `None` if this node does not issue ids
+    /// of that length, so that any reader may process the datagram.
     pub(super) fn of(datagram: &[u8]) -> Option<Self> {
         let id = match datagram.first()? {
             first if first & 0x80 == 0 => datagram.get(1..=LENGTH)?,
@@ -44,7 +44,7 @@ impl ReaderId {
     }
 }
 
-/// Generates the ids of one reader.
+/// Generates the connection ids of one reader.
 pub(super) struct ReaderIdGenerator(pub(super) ReaderId);
 
 impl ConnectionIdGenerator for ReaderIdGenerator {

@@ -1,8 +1,8 @@
 //! Forwards datagrams that arrived at the wrong socket to their reader: another worker of this process, or a
 //! predecessor process that still finishes its connections after a takeover.
 //!
-//! In: datagrams with the metadata of the receiving socket. Out: the same at the other end of a pair of Unix datagram
-//! sockets. The sender drops and counts datagrams for which there is no room.
+//! In: datagrams with the metadata of the receiving socket. Out: the same datagrams and metadata at the other end of a
+//! pair of Unix datagram sockets. The sender drops and counts datagrams that do not fit into the socket buffer.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -13,13 +13,13 @@ use nix::sys::socket::{MsgFlags, recvmsg, sendmsg};
 use quinn_udp::{EcnCodepoint, RecvMeta};
 use socket2::SockRef;
 
-/// Socket buffer, as sender as the kernel grants it, so that a burst survives a scheduling delay.
+/// Size of the socket buffer, in bytes, so that a burst survives a scheduling delay.
 const BUFFER: usize = 4 << 20;
-/// Bytes of the metadata: source and destination with 16 bytes and an address family each; port, scope; ECN; segment
+/// Bytes of the metadata: source and destination with 16 bytes and an address family each; port; scope; ECN; segment
 /// size.
 const HEAD: usize = 17 + 17 + 2 + 4 + 1 + 2;
 
-/// The two ends of a forwarder.
+/// A pair of Unix datagram sockets that leads to one reader.
 #[derive(Debug)]
 pub(super) struct DatagramForwarder {
     pub(super) receiver: UnixDatagram,
@@ -43,11 +43,11 @@ impl DatagramForwarder {
 pub(super) enum ForwardError {
     /// The socket buffer is full.
     Full,
-    /// The other end is closed.
+    /// The receiving end is closed.
     Closed,
 }
 
-/// Sends a message, one datagram or several of one size, with its metadata.
+/// Sends a message (one datagram, or several of one length) with its metadata.
 pub(super) fn send(to: &UnixDatagram, meta: &RecvMeta, contents: &[u8]) -> Result<(), ForwardError> {
     let head = put(meta);
     let slices = [IoSlice::new(&head), IoSlice::new(contents)];
@@ -60,7 +60,7 @@ pub(super) fn send(to: &UnixDatagram, meta: &RecvMeta, contents: &[u8]) -> Resul
     }
 }
 
-/// Receives such a message. A malformed one is returned without contents and ignored by the caller.
+/// Receives a message that [`send`] sent. A malformed message is returned without contents, and the caller ignores it.
 ///
 /// # Errors
 /// `WouldBlock` if no message is waiting.
@@ -74,7 +74,7 @@ pub(super) fn receive(from: &impl AsRawFd, room: &mut IoSliceMut<'_>) -> io::Res
     Ok(meta)
 }
 
-/// An end that another process passed to us.
+/// Wraps the sending end that another process passed to this one.
 pub(super) fn adopt(fd: OwnedFd) -> UnixDatagram {
     fd.into()
 }

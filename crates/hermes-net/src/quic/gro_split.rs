@@ -1,16 +1,17 @@
 //! Splits received GRO batches of datagrams into small ones.
 //!
-//! In: received messages of a socket. Out: the same datagrams in small batches, once enabled. quinn puts each message
-//! into one allocation. A stream that waits for an earlier byte, an incomplete frame, and an unread datagram each keep
-//! part of it, so a single byte could keep a batch of 64 KiB in memory. No flow-control window counts that. quinn
-//! limits what it keeps by the length of the datagrams, so the overhead is at most the number of datagrams in an
-//! allocation.
+//! In: received messages of a socket. Out: the same datagrams in small batches, once enabled.
 //!
-//! The split costs a copy, 4 to 10 % of the work for a byte. It is used for clients without a certificate; peers with a
-//! certificate and upstreams were chosen by an operator. Their overhead is not counted: quinn allows a stream 32 KiB of
-//! datagrams beyond what it counts, so a stream of such a peer may keep about 27 batches. Only quinn could copy data
-//! that stays for long. Our own queues copy data that is short (`hermes-transport`, `h3/connection.rs`) or stays
-//! (`stream/h3/inbox.rs`). Never: another order.
+//! quinn puts each message into one allocation. A stream that waits for an earlier byte, an incomplete frame, and an
+//! unread datagram each retain part of it, so a single byte could retain a batch of 64 KiB in memory. No flow-control
+//! window counts that. quinn limits what it retains by the length of the datagrams, so it may retain at most as many
+//! times more as an allocation has datagrams.
+//!
+//! The split costs a copy, 4 to 10 % of the CPU time for each byte. It is used for clients without a certificate; peers
+//! with a certificate and upstreams were chosen by an operator. Their overhead is not counted: quinn allows a stream 32
+//! KiB of datagrams beyond what it counts, so a stream of such a peer may retain about 27 batches. Only quinn could
+//! copy data that it retains for long. Our own queues copy data that is short (`hermes-transport`, `h3/connection.rs`)
+//! or that stays unread (`stream/h3/inbox.rs`). Never: another order of datagrams.
 
 use std::io::{self, IoSliceMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,9 +20,10 @@ use std::task::{Poll, ready};
 
 use quinn_udp::{BATCH_SIZE, RecvMeta};
 
-/// Bytes of the longest message: a batch is as long as the longest datagram may be.
+/// Maximum length of a received message, in bytes. A GRO batch is at most as long as the longest UDP datagram.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
-/// Datagrams of one length that stay together. A shorter one after them stands alone.
+/// Maximum number of datagrams in a small batch. All have one length; a shorter datagram after them forms its own
+/// batch.
 const MAX_BATCH: usize = 4;
 
 /// The splitter between a socket's reader and quinn.
@@ -33,12 +35,12 @@ pub(super) struct GroSplitter {
 }
 
 impl GroSplitter {
-    /// Enables splitting, for the rest of the socket's life: earlier clients may still be connected.
+    /// Enables splitting for the rest of the socket's life, because earlier clients may still be connected.
     pub(super) fn enable(&self) {
         self.is_enabled.store(true, Ordering::Release);
     }
 
-    /// Receives by `receive`, in small batches if splitting is enabled.
+    /// Receives through `receive`. Returns small batches if splitting is enabled.
     pub(super) fn poll_recv(
         &self,
         bufs: &mut [IoSliceMut<'_>],
@@ -68,7 +70,7 @@ struct Batches {
     messages: usize,
     /// The index of the next message.
     message: usize,
-    /// The offset of the next datagram in it.
+    /// The offset of the next datagram in that message.
     start: usize,
 }
 
@@ -79,7 +81,7 @@ impl Default for Batches {
 }
 
 impl Batches {
-    /// Receives new messages, once all were passed on.
+    /// Receives new messages. The caller has passed on all earlier ones.
     fn fill(
         &mut self,
         receive: impl FnOnce(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> Poll<io::Result<usize>>,
@@ -95,7 +97,7 @@ impl Batches {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns the number of messages that were passed on.
+    /// Copies the next small batches into `room`. Returns their number.
     fn split(&mut self, room: &mut [IoSliceMut<'_>], metas: &mut [RecvMeta]) -> usize {
         let mut filled = 0;
         while self.message < self.messages
@@ -105,7 +107,8 @@ impl Batches {
             let left = meta.len - self.start;
             let stride = meta.stride.clamp(1, left.max(1));
             let together = (left / stride).min(MAX_BATCH).min(room.len() / stride);
-            // A datagram that does not fit is longer than any that we receive.
+            // A datagram that does not fit into the buffer is longer than any that the endpoint accepts, so it is
+            // dropped.
             let length = if together == 0 { stride.min(left) } else { together * stride };
             if together > 0 {
                 let start = self.message * MAX_MESSAGE_BYTES + self.start;

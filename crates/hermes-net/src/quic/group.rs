@@ -21,12 +21,12 @@ use super::connection_id::ReaderId;
 use super::forwarder::{self, DatagramForwarder, ForwardError};
 use crate::reuseport;
 
-/// Readers that a connection id can distinguish.
+/// Maximum number of readers that a connection id can distinguish.
 pub const MAX_READERS: usize = 256;
-/// Predecessor processes whose connections are still served. Each lives as long as its longest connection.
+/// Maximum number of readers of predecessor processes. Each process runs until its longest connection ends.
 const MAX_PREDECESSORS: usize = 64 * MAX_READERS;
 
-/// The socket to an earlier process that still has connections.
+/// The socket to a reader of an earlier process that still has connections.
 #[derive(Debug)]
 struct Predecessor {
     socket: UnixDatagram,
@@ -38,11 +38,11 @@ struct Predecessor {
 pub struct ForwardSocket {
     /// The process and reader, in the form that [`Group::open`] parses.
     pub reader: String,
-    /// Datagrams sent here arrive at that reader.
+    /// The socket whose datagrams arrive at that reader.
     pub fd: OwnedFd,
 }
 
-/// The sockets of one address. The group keeps all of them open.
+/// The sockets of one address. They stay open as long as the group exists.
 #[derive(Debug)]
 pub struct Group {
     address: SocketAddr,
@@ -52,16 +52,18 @@ pub struct Group {
     predecessors: HashMap<ReaderId, Predecessor>,
 }
 
-/// Counters of one reader for datagrams of other readers.
+/// Counters of the datagrams that one reader received but that belong to other readers.
 #[derive(Debug, Default)]
 pub(super) struct ForwardCounters {
-    /// Datagrams that it forwarded, and those of them that were dropped for lack of room.
+    /// Number of datagrams that the reader forwarded or dropped (`passed`), and number of those dropped because a
+    /// socket was full (`lost`).
     pub(super) passed: AtomicU64,
     pub(super) lost: AtomicU64,
 }
 
 impl Group {
-    /// A group of these sockets, in the order in which they were bound. `others` lead to predecessor processes.
+    /// Creates a group of these sockets, in the order in which they were bound. The sockets of `others` lead to
+    /// predecessor processes.
     ///
     /// # Errors
     /// The list of sockets is empty or longer than [`MAX_READERS`], or no file descriptor is left.
@@ -85,7 +87,7 @@ impl Group {
         Ok(Arc::new(Self { address, tag, sockets, forwarders, predecessors }))
     }
 
-    /// Makes the kernel select the socket by the connection id.
+    /// Attaches a filter to the sockets, so that the kernel selects the socket by the connection id.
     ///
     /// # Errors
     /// The errors of [`reuseport::by_connection_id`]. Without the filter, datagrams are forwarded in user space.
@@ -119,7 +121,7 @@ impl Group {
         self.sockets.iter().map(|socket| socket.try_clone().map(OwnedFd::from)).collect()
     }
 
-    /// Returns sockets to our own connections, and to those of predecessors that still run.
+    /// Returns sockets that lead to the readers of this process, and to those of predecessors that still run.
     ///
     /// # Errors
     /// No file descriptor is left.
@@ -135,9 +137,9 @@ impl Group {
             .collect()
     }
 
-    /// Whether a predecessor process may still have connections here.
+    /// Whether a predecessor process may still have connections at this address.
     pub fn has_predecessors(&self) -> bool {
-        // An empty message is no datagram; sending it shows whether the other end is open.
+        // The receiver ignores an empty message. Sending it shows whether the receiving end is open.
         let nothing = RecvMeta { len: 0, stride: 0, addr: self.address, ecn: None, dst_ip: None };
         let is_there = |predecessor: &Predecessor| {
             let is_gone = predecessor.is_gone.load(Ordering::Relaxed)
@@ -160,12 +162,12 @@ impl Group {
         self.forwarders.get(usize::from(slot)).ok_or(io::ErrorKind::InvalidInput)?.receiver.try_clone()
     }
 
-    /// No datagram can arrive at the wrong socket.
+    /// Whether only one reader exists, so that no datagram can arrive at the wrong socket.
     fn is_alone(&self) -> bool {
         self.sockets.len() == 1 && self.predecessors.is_empty()
     }
 
-    /// Forwards the datagrams of other readers, and leaves the rest of the message in `room`.
+    /// Forwards the datagrams of other readers, and moves the remaining datagrams to the start of `room`.
     pub(super) fn sort(&self, slot: u8, room: &mut IoSliceMut<'_>, meta: &mut RecvMeta, counts: &ForwardCounters) {
         if self.is_alone() || meta.len == 0 {
             return;
@@ -184,7 +186,8 @@ impl Group {
         meta.len = kept;
     }
 
-    /// Returns false if the datagram is this reader's own, or of no known reader.
+    /// Forwards a datagram to its reader. Returns false if the datagram is this reader's own, or if its reader is
+    /// unknown.
     fn pass_on(&self, slot: u8, meta: &RecvMeta, datagram: &[u8], counts: &ForwardCounters) -> bool {
         let Some(reader) = ReaderId::of(datagram) else { return false };
         let predecessor = if reader.tag == self.tag { None } else { self.predecessors.get(&reader) };
@@ -207,7 +210,8 @@ impl Group {
                 true
             }
             Err(ForwardError::Closed) => {
-                // The process has ended with its connection: quinn answers with a stateless reset.
+                // The predecessor has ended, and its connections with it. quinn answers the datagram with a stateless
+                // reset.
                 if let Some(predecessor) = predecessor {
                     predecessor.is_gone.store(true, Ordering::Relaxed);
                 }
@@ -243,7 +247,7 @@ mod tests {
         [&[0x40, reader.slot, high, low, 1, 1, 1, 1, 1], contents].concat()
     }
 
-    /// Returns the rest of a message at this reader.
+    /// Returns the datagrams of a message that remain at this reader.
     fn sorted(group: &Group, slot: u8, datagrams: &[Vec<u8>], counts: &ForwardCounters) -> Vec<u8> {
         let mut room = datagrams.concat();
         let (len, stride) = (room.len(), datagrams[0].len());

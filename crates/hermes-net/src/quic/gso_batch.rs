@@ -1,13 +1,13 @@
 //! Combines datagrams that quinn sends in several calls into one GSO batch.
 //!
 //! In: transmits of quinn, of at most ten datagrams of one length. Out: the same datagrams in the same order, as many
-//! in a call as the kernel segments. A message's path through the kernel costs as much CPU as encrypting its contents:
-//! a quarter of the calls saves a fifth of the CPU time for each byte of a bulk transfer.
+//! in a call as the kernel segments. A message's path through the kernel costs as much CPU time as encrypting its
+//! contents. With a quarter of the calls, a bulk transfer uses a fifth less CPU time for each byte.
 //!
-//! Only a transmit of quinn's maximum length is held, because more is likely to follow. Everything else is sent
-//! immediately, after the held datagrams. The receiving task is woken and sends a batch to which nothing was added
-//! since. That takes one turn of the worker's tasks; there is no timer. Never: another order, or more than one held
-//! message.
+//! Only a transmit of quinn's maximum length is held back, because more is likely to follow. Everything else is sent
+//! immediately, after the datagrams that were held back. The receiving task is woken, and sends the batch if nothing
+//! was added to it since. That takes one turn of the worker's tasks; there is no timer. Never: another order, or more
+//! than one message that is held back.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -18,12 +18,12 @@ use std::task::{Context, Poll, Waker};
 use quinn::{AsyncUdpSocket, UdpPoller};
 use quinn_udp::{EcnCodepoint, RecvMeta, Transmit};
 
-/// Datagrams in the longest transmit of quinn. If quinn's limit changed, fewer datagrams would be combined.
+/// Number of datagrams in quinn's longest transmit. If quinn's limit changed, fewer datagrams would be combined.
 const MAX_QUINN_SEGMENTS: usize = 10;
-/// Bytes of the longest message: the maximum UDP payload of IPv4, rounded down.
+/// Maximum length of a message, in bytes: the maximum UDP payload of IPv4, rounded down.
 const MAX_MESSAGE_BYTES: usize = 65_000;
 
-/// A socket that sends in GSO batches.
+/// A UDP socket for quinn that combines transmits into GSO batches.
 #[derive(Debug)]
 pub(super) struct GsoBatcher {
     udp: Arc<dyn AsyncUdpSocket>,
@@ -33,7 +33,7 @@ pub(super) struct GsoBatcher {
 #[derive(Debug)]
 struct PendingBatch {
     bytes: Vec<u8>,
-    /// The common properties of the held datagrams; `None`: none are held.
+    /// The common properties of the datagrams in the batch. `None`: the batch is empty.
     key: Option<BatchKey>,
     /// Datagrams were added since the last poll.
     has_grown: bool,
@@ -63,7 +63,8 @@ impl BatchKey {
         Self { destination: transmit.destination, ecn: transmit.ecn, source: transmit.src_ip, segment }
     }
 
-    /// A datagram that follows alone may be shorter.
+    /// Whether a transmit can be appended to a batch with this key. A single datagram may be shorter, and ends the
+    /// batch.
     fn takes(self, transmit: &Transmit<'_>) -> bool {
         let other = Self::of(transmit);
         let is_last = transmit.segment_size.is_none() && other.segment <= self.segment;
@@ -90,11 +91,13 @@ impl GsoBatcher {
         if std::mem::take(&mut held.has_grown) {
             cx.waker().wake_by_ref();
         } else {
-            // The batch stays on error: quinn learns of a full socket with its next transmit.
+            // On an error the batch stays. quinn finds out that the socket is full at its next transmit.
             let _ = self.flush(&mut held);
         }
     }
 
+    /// Sends the batch.
+    ///
     /// # Errors
     /// `WouldBlock`: the socket is full, and the receiving task is woken once it is writable. Like quinn's own sockets,
     /// this reports no other error: the datagrams count as lost.
@@ -117,7 +120,7 @@ impl GsoBatcher {
         sent
     }
 
-    /// Sends as the socket's own `try_send`.
+    /// Adds a transmit to the batch if it is bulk data, or sends it after the batch.
     fn send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
         let mut held = self.pending();
         let most = self.udp.max_transmit_segments();
@@ -125,7 +128,8 @@ impl GsoBatcher {
             transmit.segment_size.is_some_and(|segment| transmit.contents.len() == MAX_QUINN_SEGMENTS * segment);
         if let Some(key) = held.key {
             let length = held.bytes.len() + transmit.contents.len();
-            // A batch that ends with a shorter datagram could not be sent when it was due.
+            // A batch that ends with a shorter datagram takes no more. It is left from an attempt for which the socket
+            // was full.
             let ends = !held.bytes.len().is_multiple_of(key.segment);
             if ends || !key.takes(transmit) || length > MAX_MESSAGE_BYTES.min(most * key.segment) {
                 self.flush(&mut held)?;
@@ -138,7 +142,7 @@ impl GsoBatcher {
         held.bytes.extend_from_slice(transmit.contents);
         held.has_grown = is_longest;
         if !is_longest {
-            // The datagrams are accepted, and leave as soon as the socket is writable.
+            // The datagrams count as sent. If the socket is full, they leave as soon as it is writable.
             let _ = self.flush(&mut held);
         } else if let Some(receiver) = &held.receiver {
             receiver.wake_by_ref();
@@ -147,7 +151,8 @@ impl GsoBatcher {
     }
 }
 
-/// Sends the batch when the socket is dropped: after a move to another port, quinn counts it as sent.
+/// Sends the batch when the socket is dropped, since quinn counts its datagrams as sent. quinn drops the socket when an
+/// endpoint moves to another port.
 impl Drop for GsoBatcher {
     fn drop(&mut self) {
         let mut held = std::mem::replace(&mut *self.pending(), PendingBatch::new(self.udp.clone().create_io_poller()));

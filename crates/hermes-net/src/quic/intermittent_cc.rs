@@ -1,33 +1,34 @@
 //! Congestion controller for a dedicated, intermittently available link.
 //!
 //! In: acknowledged and lost packets, with their times. Out: a congestion window: the bandwidth-delay product and an
-//! allowance for acknowledgements. A single loss does not change the rate, and losses of an outage never do. If many
-//! packets are lost while the link is up, the allowance shrinks first, and then the estimated rate. The caller passes
-//! the time.
+//! allowance for acknowledgements. A single loss does not change the rate, and losses during an outage never do. If
+//! many packets are lost while the link is up, the allowance shrinks first, and then the estimated rate. The caller
+//! passes the current time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Time beyond a round trip that the window covers, because the receiver acknowledges with a delay.
 const ACK_ALLOWANCE: Duration = Duration::from_millis(30);
-/// Heavy loss halves the allowance down to this minimum. It doubles after each interval without heavy loss, since a
-/// queue that was too short once is too short in the next round trip, too.
+/// Heavy loss halves the allowance down to this minimum. It doubles again after each [`RECOVERY_INTERVAL`] without
+/// heavy loss: not sooner, because a queue that overflowed once overflows in the next round trip, too.
 const MIN_ACK_ALLOWANCE: Duration = Duration::from_millis(2);
 const RECOVERY_INTERVAL: Duration = Duration::from_secs(2);
-/// A stream is delivered in order, so data after a lost packet waits for several round trips, and a little longer.
+/// Time that the data in flight of one stream covers. A stream is delivered in order, so data after a lost packet waits
+/// for several round trips, and a little longer.
 const IN_ORDER_ROUND_TRIPS: u32 = 5;
 const IN_ORDER_ALLOWANCE: Duration = Duration::from_millis(10);
-/// The smallest window: 50 ms of a link of 10 Mbit/s.
+/// The smallest window, in bytes: 50 ms of a link of 10 Mbit/s.
 const MIN_WINDOW: u64 = 64 << 10;
-/// The largest window. It also applies in an outage, when packets in flight are lost and a probe must leave
+/// The largest window, in bytes. It also applies in an outage, when packets in flight are lost and a probe must leave
 /// immediately.
 pub(super) const MAX_WINDOW: u64 = 64 << 20;
-/// Lifetime of the highest rate; also the interval at which the shortest round trip is measured again.
+/// Lifetime of the highest measured rate, and the interval at which the shortest round trip is measured again.
 const FILTER_INTERVAL: Duration = Duration::from_secs(10);
-/// Resolution and maximum number of the delivery samples.
+/// Minimum interval between two delivery samples, and maximum number of samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_SAMPLES: usize = 1024;
-/// Losses are counted over at least this many bytes. A higher share of them is not random loss.
+/// Losses are counted over at least this many bytes. A higher share than [`MAX_RANDOM_LOSS`] is not random loss.
 const MIN_ROUND_BYTES: u64 = 192 << 10;
 const MAX_RANDOM_LOSS: f64 = 0.05;
 
@@ -35,35 +36,36 @@ const MAX_RANDOM_LOSS: f64 = 0.05;
 #[derive(Debug, Clone, Default)]
 pub(super) struct IntermittentController {
     arrived: u64,
-    /// Delivered bytes by time.
+    /// The number of bytes delivered in total, at each sample's time.
     samples: VecDeque<(Instant, u64)>,
     /// The highest rate, in bytes per second, and when it was measured.
     rate: Option<(f64, Instant)>,
     trip: Duration,
-    /// The shortest round trip since this time.
+    /// The start of the current interval ([`FILTER_INTERVAL`]), and the shortest round trip in it.
     shortest: Option<(Instant, Duration)>,
-    /// Packets sent before this time were lost in an outage.
+    /// The end of the last outage. Packets sent before it count as lost in the outage.
     up_since: Option<Instant>,
     /// Number of times that [`ACK_ALLOWANCE`] was halved, and when this number changed last.
     halvings: u32,
     halved: Option<Instant>,
-    /// The current loss round: its start, the bytes delivered before it, and the bytes lost in it.
+    /// The current loss round: its start, and the bytes delivered before it. `lost`: the bytes lost in it.
     round: Option<(Instant, u64)>,
     lost: u64,
 }
 
 impl IntermittentController {
-    /// Records that the link came back.
+    /// Records that the link is up again after an outage.
     pub(super) fn restored(&mut self, now: Instant) {
         self.up_since = Some(now);
         (self.round, self.lost) = (None, 0);
     }
 
-    /// Records the arrival of bytes that were sent at `sent`. `trip`: the shortest round trip ever; `is_idle`: the
-    /// sender had too little data to fill the link, so the link may carry more.
+    /// Records the arrival of `bytes` that were sent at `sent`. `trip` is the shortest round trip ever measured.
+    /// `is_idle`: the sender had too little data to fill the link, so the link may carry more.
     pub(super) fn arrived(&mut self, now: Instant, sent: Instant, bytes: u64, trip: Duration, is_idle: bool) {
         self.update_trip(now, sent, trip);
-        // The bytes delivered when the packet was sent. Without such a sample an outage lies between.
+        // The last sample before the packet was sent. A packet that is older than all samples, as after an outage, has
+        // none.
         let sample =
             self.samples.partition_point(|(at, _)| *at <= sent).checked_sub(1).map(|index| self.samples[index]);
         self.arrived += bytes;
@@ -88,8 +90,8 @@ impl IntermittentController {
         }
     }
 
-    /// Updates the round trip. A path may become longer while it is used, but a queue delays packets, too. So the
-    /// estimate grows only if every packet of an interval took longer than our own queue explains.
+    /// Updates the estimate of the round trip. A path may become longer while it is used, but a queue delays packets,
+    /// too. So the estimate grows only if every packet of an interval took longer than our own queue explains.
     fn update_trip(&mut self, now: Instant, sent: Instant, shortest_ever: Duration) {
         if self.trip.is_zero() || shortest_ever > self.trip {
             self.trip = shortest_ever;
@@ -110,12 +112,12 @@ impl IntermittentController {
         }
     }
 
-    /// The round trip without queueing delay.
+    /// Returns the round trip without queueing delay.
     pub(super) fn trip(&self) -> Duration {
         self.trip
     }
 
-    /// Records the loss of bytes that were sent no later than `sent`.
+    /// Records the loss of `bytes` that were sent no later than `sent`.
     pub(super) fn lost(&mut self, sent: Instant, bytes: u64) {
         if self.up_since.is_none_or(|since| sent >= since) {
             self.lost += bytes;
@@ -129,7 +131,7 @@ impl IntermittentController {
         }
     }
 
-    /// Ends a loss round in which this many bytes arrived.
+    /// Ends a loss round of duration `took` in which `arrived` bytes arrived, and adapts to its losses.
     fn end_round(&mut self, now: Instant, arrived: u64, took: Duration) {
         if self.lost as f64 <= MAX_RANDOM_LOSS * (arrived + self.lost) as f64 {
             let calm = self.halved.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
@@ -156,12 +158,13 @@ impl IntermittentController {
         self.rate.map(|(rate, _)| ((rate * during.as_secs_f64()) as u64).clamp(MIN_WINDOW, MAX_WINDOW))
     }
 
-    /// The congestion window, in bytes.
+    /// Returns the congestion window, in bytes.
     pub(super) fn window(&self) -> u64 {
         self.bytes_within(self.trip + self.ack_allowance()).unwrap_or(MIN_WINDOW)
     }
 
-    /// Bytes of one stream that may be sent beyond the part that has arrived in order. `None`: nothing is measured yet.
+    /// Returns how many bytes of one stream may be sent beyond those that arrived in order. `None`: nothing is measured
+    /// yet.
     pub(super) fn in_order(&self) -> Option<u64> {
         self.bytes_within(IN_ORDER_ROUND_TRIPS * self.trip + self.ack_allowance() + IN_ORDER_ALLOWANCE)
     }
@@ -174,13 +177,13 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const PACKET: u64 = 1250;
 
-    /// Simulates a full link of so many packets per millisecond with a queue of so many packets, which loses one of
-    /// `loses` at random. Returns the window and the share of lost packets.
+    /// Simulates a full link of `rate` packets per millisecond with a queue of `queue` packets, which loses one of
+    /// `loses` packets at random. Returns the window and the share of lost packets.
     fn after(seconds: u32, rate: u64, trip: u32, queue: usize, loses: u64) -> (u64, f64) {
         along(seconds, rate, |_| trip, queue, loses)
     }
 
-    /// The same with a round trip that changes over time; both are in milliseconds.
+    /// Works like [`after`], with a round trip that changes over time; both are in milliseconds.
     fn along(seconds: u32, rate: u64, trip: impl Fn(u32) -> u32, queue: usize, loses: u64) -> (u64, f64) {
         let start = Instant::now();
         let (mut link, mut under_way, mut waiting) =

@@ -1,10 +1,10 @@
 //! Detection of MTU black holes: paths whose MTU fell below the size of packets that QUIC sends.
 //!
-//! In: the events of a connection's congestion controller. It reports only the sum of lost bytes, so losses count while
-//! a long packet is in flight. Out: whether long packets are lost and none arrives. quinn detects a black hole after
-//! three separate losses. That takes seconds on a quiet connection and stalls its streams. This monitor needs two
-//! losses, and its callers send shorter packets meanwhile. Never: another congestion window than that of the wrapped
-//! controller, except for custody connections, whose link is dedicated.
+//! In: the events of a connection's congestion controller. quinn reports to it only the sum of lost bytes, so losses
+//! count while a long packet is in flight. Out: whether long packets are lost and none arrives. quinn detects a black
+//! hole after three separate losses. That takes seconds on a quiet connection and stalls its streams. This monitor
+//! needs two losses, and its callers then send shorter packets. Never: another congestion window than that of the
+//! wrapped controller, except for custody connections, whose link is dedicated.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,12 +17,12 @@ use quinn_proto::RttEstimator;
 
 use super::intermittent_cc::{self, IntermittentController};
 
-/// Every path of QUIC carries packets of this size (RFC 9000, section 14).
+/// Packet size, in bytes, that every path of QUIC carries (RFC 9000, section 14).
 pub const BASE: u64 = 1200;
-/// Losses of long packets without an arrival between them, after which the path counts as narrow.
+/// Number of losses of long packets, with no arrival between them, after which the path counts as narrow.
 const MAX_LOSSES: u32 = 2;
 
-/// The link counts as down after this time, and this many round trips, without an answer.
+/// The link counts as down after this time without an answer, but not before [`ANSWER_TIMEOUT_TRIPS`] round trips.
 const MIN_ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 const ANSWER_TIMEOUT_TRIPS: u32 = 3;
 
@@ -39,11 +39,11 @@ pub struct PathMonitor {
     asked: AtomicU64,
     /// The time at which the link last came back; 0 once [`PathMonitor::take_rise`] has returned it.
     rose: AtomicU64,
-    /// The link came back, and no acknowledgement has arrived since.
+    /// The link came back, and the congestion controller has not processed that yet.
     has_risen: AtomicBool,
 }
 
-/// An instant before all times of connections.
+/// Returns the instant from which times are counted: that of the first call in this process.
 fn epoch() -> Instant {
     static EPOCH: OnceLock<Instant> = OnceLock::new();
     *EPOCH.get_or_init(Instant::now)
@@ -54,7 +54,7 @@ fn nanos(at: Instant) -> u64 {
 }
 
 impl PathMonitor {
-    /// Packets of more than [`BASE`] bytes no longer arrive.
+    /// Whether packets of more than [`BASE`] bytes no longer arrive.
     pub fn is_narrow(&self) -> bool {
         self.lost.load(Ordering::Relaxed) >= MAX_LOSSES
     }
@@ -64,8 +64,8 @@ impl PathMonitor {
         self.is_intermittent.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes of one stream that may be sent beyond the part that has arrived in order. `None`: the link is not measured
-    /// yet, or is not intermittent.
+    /// Returns how many bytes of one stream may be sent beyond those that arrived in order. `None`: the link is not
+    /// measured yet, or is not intermittent.
     pub fn in_order(&self) -> Option<u64> {
         Some(self.in_order.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
@@ -75,19 +75,19 @@ impl PathMonitor {
         let _ = self.asked.compare_exchange(0, nanos(at), Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// The shortest round trip, or zero before the first measurement.
+    /// Returns the shortest round trip, or zero before the first measurement.
     pub fn trip(&self) -> Duration {
         Duration::from_nanos(self.trip.load(Ordering::Relaxed))
     }
 
-    /// No answer arrived in time: the link is down.
+    /// Whether the link is down: no answer has arrived in time.
     pub fn is_dark(&self, now: Instant) -> bool {
         let asked = self.asked.load(Ordering::Relaxed);
         let answer_timeout = u64::try_from(self.answer_timeout().as_nanos()).unwrap_or(u64::MAX);
         asked > 0 && nanos(now).saturating_sub(asked) > answer_timeout
     }
 
-    /// The time to wait for an answer before the link counts as down.
+    /// Returns the time to wait for an answer before the link counts as down.
     fn answer_timeout(&self) -> Duration {
         MIN_ANSWER_TIMEOUT.max(ANSWER_TIMEOUT_TRIPS * self.trip())
     }
@@ -103,30 +103,31 @@ impl PathMonitor {
         was_dark
     }
 
-    /// Returns the time at which the link came back, once for each outage.
+    /// Returns the time at which the link came back, once for each outage. `None` at further calls.
     pub fn take_rise(&self) -> Option<Instant> {
         let rose = Some(self.rose.swap(0, Ordering::Relaxed)).filter(|rose| *rose > 0)?;
         Some(epoch() + Duration::from_nanos(rose))
     }
 
-    /// Packets of [`BASE`] bytes or more that arrived since the connection began.
+    /// Returns the number of sent packets of [`BASE`] bytes or more that the peer has acknowledged.
     pub fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
     }
 
-    /// Ack-eliciting packets of any length that arrived since the connection began.
+    /// Returns the number of sent packets of any length that the peer has acknowledged.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }
 }
 
-/// The monitor of a connection that was configured here.
+/// Returns the monitor of a connection whose configuration was built by this module. For any other connection, returns
+/// a new monitor that stays empty.
 pub fn of(connection: &Connection) -> Arc<PathMonitor> {
     let watched = connection.congestion_state().into_any().downcast::<MonitoredController>();
     watched.map(|watched| watched.monitor).unwrap_or_default()
 }
 
-/// Builds congestion controllers with a path monitor.
+/// Builds congestion controllers, each with a path monitor.
 #[derive(Debug, Default)]
 pub(super) struct PathMonitorFactory {
     cubic: Arc<CubicConfig>,
@@ -135,7 +136,7 @@ pub(super) struct PathMonitorFactory {
 }
 
 impl PathMonitorFactory {
-    /// A factory for one connection: all its successive paths share one monitor.
+    /// Creates a factory for one connection, whose successive paths share one monitor.
     pub(super) fn of_one() -> Self {
         Self { monitor: Some(Arc::default()), ..Self::default() }
     }
@@ -164,7 +165,7 @@ struct MonitoredController {
     monitor: Arc<PathMonitor>,
     /// The controller that applies if the link is intermittent.
     intermittent: IntermittentController,
-    /// The time of the first packet since the last acknowledgement.
+    /// The time at which the first packet since the last acknowledgement was sent.
     unacknowledged: Option<Instant>,
     /// The number of the packet that was sent last.
     last_sent: u64,
@@ -193,7 +194,7 @@ impl Controller for MonitoredController {
         self.monitor.answered.fetch_add(1, Ordering::Relaxed);
         self.unacknowledged = None;
         if self.monitor.is_intermittent.load(Ordering::Relaxed) {
-            // A datagram may have arrived before this acknowledgement.
+            // A received datagram may have ended the outage before this acknowledgement.
             if self.monitor.heard(now) || self.monitor.has_risen.swap(false, Ordering::Relaxed) {
                 self.monitor.has_risen.store(false, Ordering::Relaxed);
                 self.intermittent.restored(now);
@@ -209,7 +210,7 @@ impl Controller for MonitoredController {
 
     fn on_end_acks(&mut self, now: Instant, in_flight: u64, app_limited: bool, largest: Option<u64>) {
         if in_flight > 0 {
-            // Packets in flight are still unanswered, although no more may be sent.
+            // Packets in flight are still unanswered, even if no more packets are sent.
             self.monitor.asked(now);
         }
         self.inner.on_end_acks(now, in_flight, app_limited, largest);
@@ -230,8 +231,8 @@ impl Controller for MonitoredController {
 
     fn window(&self) -> u64 {
         if self.monitor.is_intermittent.load(Ordering::Relaxed) {
-            // Bytes lost in an outage count as in flight until an acknowledgement arrives, and that needs a packet
-            // first.
+            // Bytes lost in an outage count as in flight until an acknowledgement arrives, and the peer acknowledges
+            // only after it receives another packet.
             let is_stale = self.unacknowledged.is_some_and(|since| since.elapsed() > self.monitor.answer_timeout());
             return if is_stale { intermittent_cc::MAX_WINDOW } else { self.intermittent.window() };
         }

@@ -1,7 +1,8 @@
-//! A reader of a socket group, as the socket that quinn expects.
+//! A reader of a socket group, as quinn's [`AsyncUdpSocket`].
 //!
 //! In: a group, and the index of a socket. Out: the datagrams of this reader, from its socket and from other readers
-//! that forward them. Sends by its socket. Once another process reads the socket, it receives only forwarded datagrams.
+//! that forward them. Sends through its socket. Once another process reads the socket, the reader receives only
+//! forwarded datagrams.
 
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
@@ -25,9 +26,9 @@ pub(super) struct Reader {
     slot: u8,
     udp: Arc<dyn AsyncUdpSocket>,
     inbox: UnixDatagram,
-    /// Another process reads the socket.
+    /// Another process reads the socket, so this reader receives only forwarded datagrams.
     has_parted: AtomicBool,
-    /// Alternates which source is read first, so that neither starves the other.
+    /// Alternates between the socket and the forwarded datagrams, so that neither starves the other.
     turn: AtomicBool,
     counts: ForwardCounters,
     splitter: GroSplitter,
@@ -42,12 +43,12 @@ impl Reader {
         Ok(Self { group: group.clone(), slot, udp, inbox, has_parted, turn, counts, splitter })
     }
 
-    /// Stops reading the socket: only forwarded datagrams are received from now on.
+    /// Stops reading the socket. From now on, the reader receives only forwarded datagrams.
     pub(super) fn stop_reading(&self) {
         self.has_parted.store(true, Ordering::Release);
     }
 
-    /// Splits batches from now on, so that a buffered byte keeps little memory.
+    /// Splits GRO batches from now on, so that a buffered byte retains little other memory.
     pub(super) fn split_batches(&self) {
         self.splitter.enable();
     }
@@ -95,7 +96,7 @@ impl Reader {
             });
             match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // quinn would close the endpoint, but no error here affects its connections.
+                // quinn would close the endpoint on an error, but none of these errors affects its connections.
                 Err(error) => tracing::debug!(%error, "cannot read forwarded datagrams"),
                 received => return Poll::Ready(received),
             }

@@ -13,7 +13,7 @@ use quinn::EndpointConfig;
 
 use crate::tls::CertifiedKey;
 
-/// The secret from which the keys of all addresses are derived.
+/// The secret from which the reset keys of all addresses are derived.
 #[derive(Clone)]
 pub struct ResetKey(hmac::Key);
 
@@ -24,7 +24,7 @@ impl std::fmt::Debug for ResetKey {
 }
 
 impl ResetKey {
-    /// Derives the secret from a private key, which it does not reveal.
+    /// Derives the secret from a node's private key. The secret does not reveal the private key.
     pub fn of(own: &CertifiedKey) -> Self {
         let whole = hmac::Key::new(hmac::HMAC_SHA256, own.secret());
         Self(derived(&whole, "hermes: stateless reset"))

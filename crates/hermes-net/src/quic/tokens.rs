@@ -1,6 +1,6 @@
 //! Replay protection for address validation tokens (RFC 9000, section 8.1.3): each token works once.
 //!
-//! In: the nonces of used tokens. Out: whether one was used before. Memory is bounded: beyond the bound the oldest
+//! In: the nonces of used tokens. Out: whether a token was used before. Memory is bounded: beyond the bound the oldest
 //! nonces are forgotten, and all tokens that were issued in their time are refused.
 
 use std::collections::HashSet;
@@ -12,19 +12,21 @@ use quinn::{TokenLog, TokenReuseError};
 /// Nonces in each of the two generations; the older one is dropped when the younger is full.
 const GENERATION_SIZE: usize = 8192;
 
-/// The tokens that were used.
+/// The log of used tokens.
 pub(super) struct UsedTokens(Mutex<Used>);
 
 struct Used {
     younger: HashSet<u128>,
     older: HashSet<u128>,
-    /// Start of the younger and of the older generation. Tokens have whole seconds, so a few valid ones are refused.
+    /// Start of the younger and of the older generation. A token's time of issue has whole seconds, so a few valid
+    /// tokens are refused.
     since: [SystemTime; 2],
 }
 
 impl UsedTokens {
     pub(super) fn new() -> Self {
-        // Tokens of earlier processes are encrypted with another key: nothing is forgotten yet.
+        // Tokens of earlier processes are invalid, because they were encrypted with another key. So no nonce is
+        // forgotten yet.
         let since = [SystemTime::UNIX_EPOCH; 2];
         Self(Mutex::new(Used { younger: HashSet::new(), older: HashSet::new(), since }))
     }

@@ -1,4 +1,4 @@
-//! The resolver's sockets: those of tokio, with our [`mark`].
+//! The resolver's sockets: tokio sockets with the packet mark of [`socket_mark`].
 //!
 //! In: addresses of DNS servers. Out: sockets to them, and the timers and tasks of tokio. Never: a query.
 
@@ -16,10 +16,10 @@ use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
 use crate::socket_mark;
 
-/// The timeout if the resolver sets none.
+/// The timeout of a TCP connection to a DNS server if the resolver sets none.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The tokio runtime of the worker that creates the resolver.
+/// The resolver's access to the tokio runtime of its worker.
 #[derive(Clone, Default)]
 pub(super) struct MarkedRuntime(TokioRuntimeProvider);
 

@@ -1,14 +1,14 @@
 //! Captures: prefixes whose packets, of every program but Hermes itself, are routed into a device.
 //!
 //! In: prefixes of any length, also `0.0.0.0/0`. Out: routes in a table of the device, and rules that select this table
-//! for packets without our [`mark`](crate::mark). The longest prefix wins, as in a single table; at equal length, the
-//! capture wins over the main table. So a capture of everything leaves the local network alone. Never: a rule of
+//! for packets without our [`MARK`]. The longest prefix wins, as in a single table; at equal length, the capture wins
+//! over the main table. So a capture of `0.0.0.0/0` does not capture packets to the local network. Never: a rule of
 //! another process, or one that outlives its device beyond the next start.
 //!
-//! For each length of the captured prefixes there is a pair of rules, the longer lengths first:
+//! For each length of the captured prefixes there is a pair of rules, the longer lengths first. They select:
 //!
-//! 1. the main table, for routes longer than that;
-//! 2. the device's table, for routes not shorter than that.
+//! 1. the main table, but only its routes with longer prefixes;
+//! 2. the device's table, but only its routes with prefixes at least as long.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -26,19 +26,21 @@ use super::{Captures, Device, TunError, desired, reverse_path};
 use crate::netlink::{self, Change};
 use crate::socket_mark::MARK;
 
-/// Our tables: "H" and the interface index, which shows whether a table is still in use.
+/// The numbers of our routing tables: "H" (0x48), and the interface index, which shows whether a table is still in use.
 const TABLES: u32 = 0x4800_0000;
 const DEVICE_BITS: u32 = 0x00ff_ffff;
-/// Priorities of the pairs start here; all of them are after the local table and before the main one.
+/// First priority of the pairs of rules. All pairs come after the rule of the local table and before that of the main
+/// table.
 const PRIORITY: u32 = 31_000;
-/// The exemption comes before all pairs.
+/// The exemption of [`Device::exempt`] comes before all pairs.
 const EXEMPT_PRIORITY: u32 = PRIORITY - 1;
 
-/// The number of captures of a device by family (is it IPv4?) and length.
+/// Number of captures of a device, by family (is it IPv4?) and prefix length.
 pub(super) type PrefixLengths = HashMap<(bool, u8), usize>;
 
 impl Device {
-    /// Captures the packets of a prefix, except Hermes's own; or changes the properties of a capture.
+    /// Captures the packets to a prefix, except Hermes's own. Changes the route's properties if the prefix is captured
+    /// already.
     ///
     /// # Errors
     /// `TunError`: no privilege, a kernel without policy routing, or a reverse path filter that would drop answers.
@@ -52,7 +54,8 @@ impl Device {
             return Ok(());
         }
         if !captures.lengths.contains_key(&(is_v4, length)) {
-            // The rule for longer routes first, then the one that captures.
+            // The rule for longer routes comes first. Without it, the second rule would capture the packets of these
+            // routes.
             let added = pair(self.table(), is_v4, length).into_iter().try_for_each(|rule| self.add_rule(rule));
             if let Err(source) = added {
                 self.remove_pair(is_v4, length);
@@ -104,8 +107,8 @@ impl Device {
         self.remove_from(self.table(), prefix)
     }
 
-    /// Exempts packets from this device from all captures: at a gateway they came through the overlay already. Ends
-    /// with the device.
+    /// Exempts packets from this device from all captures, because at a gateway they have come through the overlay
+    /// already. The exemption ends with the device.
     ///
     /// # Errors
     /// `TunError`: the kernel refuses.
@@ -125,7 +128,7 @@ impl Device {
     }
 
     fn remove_pair(&self, is_v4: bool, length: u8) {
-        // Remove the rules in reverse order.
+        // The rule for longer routes must stay until the capturing rule is removed.
         pair(self.table(), is_v4, length).into_iter().rev().for_each(|rule| self.remove_rule(rule));
     }
 
@@ -133,7 +136,7 @@ impl Device {
         self.inner.captures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the table with this device's captures.
+    /// Returns the number of the table with this device's captures.
     pub fn table(&self) -> u32 {
         TABLES | (self.index() & DEVICE_BITS)
     }
@@ -147,7 +150,7 @@ fn any(is_v4: bool) -> IpAddr {
     if is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
-/// A rule for all packets that selects a table.
+/// Returns a rule that selects a table for all packets.
 fn rule(is_v4: bool, priority: u32, table: u32) -> RuleMessage {
     let mut rule = RuleMessage::default();
     rule.header.family = family(any(is_v4));
@@ -177,8 +180,8 @@ fn pair(table: u32, is_v4: bool, length: u8) -> [RuleMessage; 2] {
     both
 }
 
-/// Marks the owner of a rule for another table. The attribute suppresses routes by devices of a group; no device is in
-/// the group that has the number of the owner's table.
+/// Returns an attribute that records the owner of a rule for another table. The attribute suppresses routes through
+/// devices of a group, and no device is in the group with the number of the owner's table.
 fn owner(table: u32) -> RuleAttribute {
     RuleAttribute::SuppressIfGroup(table)
 }
@@ -190,7 +193,7 @@ fn exemption(table: u32, is_v4: bool, device: &str) -> RuleMessage {
     rule
 }
 
-/// A rule that cannot be removed selects an empty table: harmless, and the next start tries again.
+/// Removes a rule. If that fails, the rule selects an empty table, which is harmless, and the next start tries again.
 pub(super) fn remove(rule: RuleMessage) {
     let Err(error) = netlink::change(RouteNetlinkMessage::DelRule(rule), Change::Existing) else { return };
     if error.kind() != io::ErrorKind::NotFound {
@@ -198,7 +201,7 @@ pub(super) fn remove(rule: RuleMessage) {
     }
 }
 
-/// The device of another process that captures the same prefix.
+/// Returns the name of another process's device that captures the same prefix.
 fn rival(prefix: IpNet) -> Option<String> {
     let (is_v4, length) = length_of(prefix);
     // The devices that capture a prefix of this length.
@@ -229,13 +232,13 @@ pub(super) fn remove_stale_rules() {
     rules().filter(stale).for_each(remove);
 }
 
-/// The rules of one device, in their order.
+/// Returns the rules of one device, by family and priority.
 pub(super) fn rules_of(device: u32) -> BTreeMap<Setting, RuleMessage> {
     let of_it = rules().filter(|rule| device_of(rule) == Some(device & DEVICE_BITS));
     of_it.filter_map(|rule| Some((item(&rule)?, rule))).collect()
 }
 
-/// All rules. Empty for a family that the kernel does not support, or without policy routing.
+/// Returns all rules of both families. Empty for a family that the kernel does not support, or without policy routing.
 fn rules() -> impl Iterator<Item = RuleMessage> {
     [true, false].into_iter().flat_map(|is_v4| {
         let mut all = RuleMessage::default();
@@ -248,7 +251,7 @@ fn rules() -> impl Iterator<Item = RuleMessage> {
     })
 }
 
-/// The key of a rule among those of a device.
+/// Returns the family (is it IPv4?) and the priority of a rule, which identify it among the rules of a device.
 pub(super) fn key(rule: &RuleMessage) -> Option<(bool, u32)> {
     rule.attributes.iter().find_map(|attribute| match attribute {
         RuleAttribute::Priority(priority) => Some((rule.header.family == AddressFamily::Inet, *priority)),
@@ -256,7 +259,7 @@ pub(super) fn key(rule: &RuleMessage) -> Option<(bool, u32)> {
     })
 }
 
-/// Whether a device has the shortened index that [`found`] returns.
+/// Whether `device` is the interface index whose shortened form [`found`] returned.
 pub(super) fn is_of(device: u32, found: u32) -> bool {
     device & DEVICE_BITS == found
 }
@@ -265,13 +268,13 @@ fn item(rule: &RuleMessage) -> Option<Setting> {
     key(rule).map(|(is_v4, priority)| Setting::Rule(is_v4, priority))
 }
 
-/// The device and identity of a rule of ours, from a kernel message. The index is shortened to the bits in a table
-/// number.
+/// Returns the device and the identity of a rule that Hermes set. `None`: another program's rule. The interface index
+/// is shortened to the bits in a table number.
 pub(super) fn found(rule: &RuleMessage) -> Option<(u32, Setting)> {
     Some((device_of(rule)?, item(rule)?))
 }
 
-/// The device that owns a rule. `None`: the rule is not ours.
+/// Returns the device that owns a rule. `None`: another program's rule.
 fn device_of(rule: &RuleMessage) -> Option<u32> {
     if !rule.attributes.contains(&RuleAttribute::Protocol(PROTOCOL)) {
         return None;

@@ -1,9 +1,9 @@
 //! The Internet checksum (RFC 1071), over words in memory order.
 //!
-//! In: bytes of packets. Out: sums that are folded and stored as they are: one's complement sums do not depend on the
+//! In: bytes of packets. Out: sums that are folded and stored as they are. One's complement sums do not depend on the
 //! byte order, so no word is swapped. Never: the verification of a packet.
 
-/// An unfolded sum. It cannot overflow for a packet.
+/// Returns the unfolded sum of the bytes, which cannot overflow for a packet.
 pub(super) fn sum(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= MIN_AVX2_BYTES && is_x86_feature_detected!("avx2") {
@@ -18,7 +18,7 @@ pub(super) fn sum(bytes: &[u8]) -> u64 {
 #[cfg(target_arch = "x86_64")]
 const MIN_AVX2_BYTES: usize = 256;
 
-/// The same loop in registers twice as wide: 1,400 bytes take 21 ns instead of 56.
+/// Runs [`sum_of_words`] in registers twice as wide: 1,400 bytes take 21 ns instead of 56 ns.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn sum_avx2(bytes: &[u8]) -> u64 {
@@ -34,7 +34,7 @@ fn sum_of_words(bytes: &[u8]) -> u64 {
     words + u64::from(u32::from_ne_bytes(last))
 }
 
-/// The contribution of a host-order number to a sum.
+/// Returns the contribution of a number in host byte order to a sum.
 pub(super) fn of_number(number: u16) -> u64 {
     u64::from(number.to_be())
 }
@@ -47,15 +47,15 @@ pub(super) fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// The sum of the pseudo header of a packet (RFC 9293, section 3.1; RFC 8200, section 8.1). `length` counts the
-/// transport header and the payload.
+/// Returns the sum of the pseudo header of a packet (RFC 9293, section 3.1; RFC 8200, section 8.1). `length` counts the
+/// transport header and the payload, in bytes.
 pub(super) fn pseudo(packet: &[u8], protocol: u8, length: usize) -> u64 {
     let addresses = if packet[0] >> 4 == 4 { &packet[12..20] } else { &packet[8..40] };
-    // The transport part of an IP packet is never longer than 16 bits can count.
+    // The transport header and payload of an IP packet have at most 65,535 bytes.
     sum(addresses) + of_number(u16::from(protocol)) + of_number(length as u16)
 }
 
-/// Stores the complement of a sum.
+/// Stores the complement of a sum in a checksum field.
 pub(super) fn store(field: &mut [u8], sum: u64) {
     field[..2].copy_from_slice(&(!fold(sum)).to_ne_bytes());
 }

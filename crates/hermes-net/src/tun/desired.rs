@@ -1,6 +1,6 @@
 //! The desired state of a device, and its restoration. Addresses and routes disappear when somebody sets the link down,
-//! and do not return with it. Any program may flush tables and rules, and a failed successor process may have changed
-//! them.
+//! and do not return when the link is up again. Any program may flush tables and rules, and a failed successor process
+//! may have changed them.
 //!
 //! In: the settings that the kernel has accepted. Out: missing settings, set again; and the removal of other settings
 //! that carry our protocol number. Never: a change of settings that belong to other programs.
@@ -26,7 +26,7 @@ pub(super) enum Setting {
     Address(IpNet),
     /// A low-priority route of the main table for addresses without another route.
     Pool(IpNet),
-    /// A route, by its table.
+    /// A route, by its table and prefix.
     Route(u32, IpNet),
     /// A rule, by its family (is it IPv4?) and its priority; a device has one of each.
     Rule(bool, u32),
@@ -44,15 +44,15 @@ impl Setting {
 #[derive(Debug, Default)]
 pub(super) struct DesiredState {
     pub(super) addresses: HashSet<IpNet>,
-    /// Routes by table.
+    /// Routes by table and prefix.
     pub(super) routes: HashMap<(u32, IpNet), Route>,
     /// Prefixes that the device receives if no other route matches.
     pub(super) pools: HashSet<IpNet>,
     /// Rules by family and priority.
     pub(super) rules: HashMap<(bool, u32), RuleMessage>,
-    /// The addresses whose packets leave with this machine's address.
+    /// The source addresses whose packets leave with this machine's address. `None`: no source NAT.
     pub(super) nat: Option<Vec<IpNet>>,
-    /// True if another program has set the link down.
+    /// Whether somebody has set the device's link down.
     pub(super) is_down: bool,
 }
 
@@ -83,7 +83,7 @@ pub fn restore() {
     }
 }
 
-/// The devices of this process that still exist.
+/// Returns the devices of this process that still exist, and whose interface index `is_it` accepts.
 pub(super) fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
     let found: Vec<Device> = {
         let own = registry();
@@ -93,7 +93,7 @@ pub(super) fn devices(is_it: impl Fn(u32) -> bool) -> Vec<Device> {
     found.into_iter().filter(Device::is_there).collect()
 }
 
-/// Evaluates the attempt to add a setting: returns false if an equal one exists.
+/// Evaluates the attempt to add a setting. Returns false if the setting existed already.
 fn was_missing(added: Result<(), TunError>) -> Result<bool, TunError> {
     match added {
         Err(TunError::Address { source, .. } | TunError::Route { source, .. })
@@ -124,9 +124,10 @@ impl Device {
     }
 
     /// Restores these settings as far as this process owns them. Continues after an error and returns the first one;
-    /// the settings that failed stay in `items`. Returns false if none was missing.
+    /// the settings that failed stay in `items`. Returns false if no setting was missing.
     pub(super) fn restore(&self, items: &mut BTreeSet<Setting>) -> Result<bool, TunError> {
-        // The list may be long, and sessions begin and end meanwhile: each setting is checked on its own.
+        // The list may be long, and sessions begin and end meanwhile, so each setting is checked and restored on its
+        // own.
         let (mut was_missing, mut fault) = (false, None);
         items.retain(|item| match self.restore_setting(*item) {
             Ok(was) => {
@@ -188,7 +189,8 @@ impl Device {
         Ok(routes.get(&Setting::Route(table, prefix)) == Some(&wanted))
     }
 
-    /// Changes the source NAT to these addresses, or removes it.
+    /// Runs `change`, which sets up source NAT for these addresses, or removes it (`None`). Records the new desired
+    /// state.
     ///
     /// # Errors
     /// The errors of `change`; the desired state is unchanged then.
@@ -209,8 +211,8 @@ impl Device {
         wanted.map_or(Ok(false), |addresses| nat::restore_rules(self, &addresses))
     }
 
-    /// Forgets a route of [`Device::set_route`] without removing it. Another process owns the device, and knows whether
-    /// the route is needed.
+    /// Forgets a route of [`Device::set_route`] without removing it. Another process owns the device, and decides
+    /// whether the route is needed.
     pub fn forget_route(&self, prefix: IpNet) {
         self.desired().routes.remove(&(route::MAIN, prefix.trunc()));
     }
@@ -265,7 +267,7 @@ impl Device {
     /// Adds a rule. Returns false if it exists.
     fn put_rule(&self, rule: &RuleMessage) -> io::Result<bool> {
         match netlink::change(RouteNetlinkMessage::NewRule(rule.clone()), Change::Add) {
-            // The rule names the device's own table: this process created it, or the device's previous owner.
+            // The rule selects the device's own table, so this process or the device's previous owner created it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
             done => done.map(|()| true),
         }

@@ -33,7 +33,7 @@ pub enum TunError {
         /// The operation that needs it.
         wanted: &'static str,
     },
-    /// The kernel refuses another operation on a device.
+    /// The kernel refuses an operation on a device that no other variant covers.
     #[error("cannot {doing} the device {device}: {source}")]
     Device {
         /// The name of the device.
@@ -64,7 +64,7 @@ pub enum TunError {
         source: io::Error,
     },
     /// The kernel would drop the answers to this node's own packets.
-    #[error("with {prefix} captured the kernel would drop what {interface} receives for this node (rp_filter is 1)")]
+    #[error("with {prefix} captured, the kernel would drop answers that {interface} receives (rp_filter is 1)")]
     ReversePath {
         /// The interface on which answers arrive.
         interface: String,
@@ -77,7 +77,7 @@ pub enum TunError {
         /// The cause.
         source: io::Error,
     },
-    /// nft fails.
+    /// nft reports an error.
     #[error("nft rejects the source NAT of the device {device}: {reason}")]
     Nft {
         /// The name of the device.
@@ -94,7 +94,7 @@ pub enum TunError {
     /// The kernel does not forward packets, and this process cannot change that.
     #[error("cannot switch on {setting}, which a gateway needs: {source}")]
     Forwarding {
-        /// The setting.
+        /// The name of the sysctl.
         setting: String,
         /// The cause.
         source: io::Error,
@@ -116,7 +116,7 @@ const GIVE_PRIVILEGE: &str = "Run as root, or give the program the capability: `
      AmbientCapabilities=CAP_NET_ADMIN in systemd, `--cap-add NET_ADMIN` for a container";
 
 impl TunError {
-    /// The remedy, for the operator of the node.
+    /// Returns the remedy, for the operator of the node.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Name { .. } => "Choose a name of up to 15 letters, digits, `-`, `_` and `.`",

@@ -1,22 +1,22 @@
 //! Merges adjacent segments of one flow into a GSO packet (GRO), without moving their payloads.
 //!
 //! In: whole IP packets in their order. Out: the number of packets at the front that can be merged, and their common
-//! header. Never: a merge that the kernel could not undo (except for identifications that nobody reads), or a merge of
-//! packets with invalid checksums, since the merged packet would get a valid one.
+//! header. Never: a merge that the kernel could not undo (except for IPv4 identifications that no receiver reads), or a
+//! merge of packets with invalid checksums, since the merged packet would get a valid one.
 
 use bytes::Bytes;
 
 use super::checksum::{fold, of_header, pseudo, sum};
 use super::offload::{self, Segments};
 
-/// Packets of one merge. 64 KiB hold fewer packets of usual size; the kernel accepts no more of UDP.
+/// Maximum number of packets in one merge: the kernel's limit for UDP. Fewer packets of usual size fit into 64 KiB.
 pub(super) const MAX_PACKETS: usize = 64;
 /// Bytes of the longest headers: IPv6 without extensions, and TCP with all options.
 const MAX_HEADER: usize = 40 + 60;
 
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
-/// ECE is constant during congestion; a segment with any other flag is not merged.
+/// Merged segments may have ECE, which is constant during congestion. A segment with any other flag is not merged.
 const ECE: u8 = 0x40;
 const DONT_FRAGMENT: u8 = 0x40;
 
@@ -26,12 +26,12 @@ struct Segment<'a> {
     packet: &'a [u8],
     kind: Segments,
     is_v4: bool,
-    /// Bytes of all headers.
+    /// Length of the IP and transport headers, in bytes.
     header: usize,
 }
 
 impl<'a> Segment<'a> {
-    /// `None`: the packet cannot be merged.
+    /// Parses a packet. `None`: the packet cannot be merged.
     fn parse(packet: &'a [u8], with_udp: bool) -> Option<Self> {
         let length = u16::try_from(packet.len()).ok()?;
         let field = |at: usize| Some(u16::from_be_bytes([*packet.get(at)?, *packet.get(at + 1)?]));
@@ -82,8 +82,8 @@ impl<'a> Segment<'a> {
         fold(pseudo(self.packet, self.kind.protocol(), transport.len()) + sum(transport)) == 0xffff
     }
 
-    /// Whether the kernel, when it splits a GSO packet that ends with `self`, would create `next` from the following
-    /// bytes.
+    /// Whether the kernel would create `next` when it splits a GSO packet in which the payload of `next` follows that
+    /// of `self`.
     fn continues(&self, next: &Self) -> bool {
         let same = |from: usize, to: usize| self.packet[from..to] == next.packet[from..to];
         if self.kind != next.kind || self.is_v4 != next.is_v4 || self.header != next.header || self.pushes() {
@@ -114,11 +114,11 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// The packets at the front that can be merged.
+/// A run of packets, from the first one on, that can be merged.
 pub(super) struct MergeRun {
-    /// At least one.
+    /// Number of packets in the run, at least one.
     pub(super) count: usize,
-    /// Bytes of each packet's headers, replaced by [`MergeRun::header`]. 0: one packet, unchanged.
+    /// Bytes of each packet's headers, which [`MergeRun::header`] replaces. 0 if the run is one packet, sent unchanged.
     pub(super) skipped: usize,
     header: [u8; offload::LENGTH + MAX_HEADER],
 }
@@ -143,7 +143,8 @@ impl MergeRun {
             let Some(next) = Segment::parse(packet, with_udp) else { break };
             length += next.payload();
             let fits = last.payload() == size && next.payload() <= size && length <= 0xffff;
-            // Checksums come last: they read the whole packet, which mostly has no neighbour to merge with.
+            // Checksums are verified last: that reads the whole packet, and most packets have no neighbour to merge
+            // with.
             if !fits || !last.continues(&next) || (count == 1 && !first.is_sound()) || !next.is_sound() {
                 length -= next.payload();
                 break;
@@ -159,7 +160,7 @@ impl MergeRun {
     }
 }
 
-/// The headers of a GSO packet of `length` bytes.
+/// Returns the virtio header and the protocol headers of a GSO packet of `length` bytes.
 fn shared(first: &Segment<'_>, last: &Segment<'_>, length: usize) -> [u8; offload::LENGTH + MAX_HEADER] {
     let mut bytes = [0; offload::LENGTH + MAX_HEADER];
     let (start, payload) = (first.start(), first.payload() as u16);

@@ -23,18 +23,19 @@ pub(super) fn split(offload: Offload, packet: &mut [u8], each: &mut impl FnMut(B
         Offload::Checksum { start, offset } => complete(packet, start, offset)?,
         Offload::Split { segments, size, start } => return Cut::new(packet, segments, size, start)?.all(each),
     }
-    // The packet is copied, so that it does not keep the 64 KiB buffer that it was read into.
+    // The packet is copied, so that it does not retain the 64 KiB buffer into which it was read.
     each(Bytes::copy_from_slice(packet));
     Some(1)
 }
 
-/// The kernel stored the sum of the pseudo header in the checksum field.
+/// Completes a missing checksum. The kernel has stored the sum of the pseudo header in the checksum field.
 fn complete(packet: &mut [u8], start: usize, offset: usize) -> Option<()> {
     let transport = packet.get_mut(start..)?;
     let sum = sum(transport);
     let field = transport.get_mut(offset..offset + 2)?;
     store(field, sum);
-    // In UDP, zero means that there is no checksum; in TCP both forms are zero.
+    // In UDP, a stored 0 means that the datagram has no checksum, so 0xffff is stored instead. In TCP, both count as
+    // zero.
     if field == [0, 0] {
         field.fill(0xff);
     }
@@ -69,7 +70,7 @@ impl<'a> Cut<'a> {
         }
         let (header, payload) = packet.split_at_checked(start + length)?;
         let packets = payload.len().div_ceil(size);
-        // An IP packet is not longer, and the kernel sends no longer one.
+        // An IP packet has at most 65,535 bytes, so the kernel sends no longer one.
         (packet.len() <= 0xffff && packets > 0).then_some(Self { segments, is_v4, start, size, header, payload })
     }
 
@@ -90,7 +91,7 @@ impl<'a> Cut<'a> {
         Some(count)
     }
 
-    /// Turns the copied header into that of its segment.
+    /// Adjusts the copied header to its segment: lengths, identification, sequence number, flags and checksums.
     fn correct(&self, packet: &mut [u8], index: usize, is_last: bool) {
         let length = packet.len() as u16;
         if self.is_v4 {

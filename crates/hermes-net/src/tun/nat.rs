@@ -1,8 +1,9 @@
-//! Source NAT at a gateway: packets from a device to the rest of the world leave with this machine's address.
+//! Source NAT at a gateway: packets from a TUN device leave through other interfaces with this machine's address.
 //!
-//! In: a device, and the addresses behind it. Out: an nftables table `hermes-DEVICE` of its own, removed with its
-//! guard; tables of killed processes are removed when the next is created. IP forwarding is switched on if needed, and
-//! stays on. Never: another program's table, or a filter: other modules decide what may be forwarded.
+//! In: a device, and the source addresses of its packets. Out: an nftables table `hermes-DEVICE` of its own, removed
+//! with its guard; tables of killed processes are removed when the next is created. IP forwarding is switched on if
+//! needed, and stays on. Never: a change of another program's table, or a filter, because other modules decide what may
+//! be forwarded.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,24 +25,25 @@ use crate::fd_passing::{LabelledFd, read_text};
 
 /// Prefix of the names of our tables.
 const PREFIX: &str = "hermes-";
-/// Whether this process has created a table; only then it listens to table changes.
+/// Whether this process has created a table. Only then does it subscribe to table changes.
 static HAS_TABLE: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
-/// nft takes milliseconds, but the kernel locks the tables while another program changes them.
+/// Timeout of a run of nft. A run takes milliseconds, but the kernel locks the tables while another program changes
+/// them.
 const NFT_TIMEOUT: Duration = Duration::from_secs(10);
 const TIMED_OUT: &str = "timed out and was killed";
 const FORWARDING_V4: &str = "net/ipv4/ip_forward";
 const FORWARDING_V6: &str = "net/ipv6/conf/all/forwarding";
 
-/// Source NAT of one device. Ends when the guard is dropped, unless another process owns the device.
+/// Source NAT of one device. Dropping the guard removes it, unless another process owns the device.
 #[derive(Debug)]
 pub struct Masquerade {
     table: String,
     device: Device,
 }
 
-/// Lets `addresses` behind `device` reach what this machine reaches, under its address. Replaces the table that another
-/// process created for this device. Blocks while it runs nft a few times: milliseconds each, at most 10 s. So do later
-/// changes and the guard's drop.
+/// Sets up source NAT: packets from `device` with one of `addresses` as their source leave with this machine's address.
+/// Replaces the table that another process created for this device. Blocks while nft runs a few times; a run takes
+/// milliseconds, and at most 10 s. Later changes and dropping the guard block, too.
 ///
 /// # Errors
 /// `TunError`: nft is missing or fails, another program's table has the name, or forwarding cannot be switched on.
@@ -66,7 +68,7 @@ pub(crate) async fn table_created() {
     let _ = HAS_TABLE.subscribe().wait_for(|created| *created).await;
 }
 
-/// The device that belongs to a table of this name.
+/// Returns the name of the device to which a table belongs. `None`: another program's table.
 pub(crate) fn device_of(table: &str) -> Option<&str> {
     table.strip_prefix(PREFIX)
 }
@@ -111,7 +113,7 @@ fn forward_for(addresses: &[IpNet]) -> Result<(), TunError> {
 }
 
 impl Masquerade {
-    /// Replaces the addresses. The change is atomic: no packet meets a state without rules.
+    /// Replaces the addresses. The change is atomic, so that no packet is processed without rules.
     ///
     /// # Errors
     /// The errors of [`masquerade`]; the old rules stay then.
@@ -132,7 +134,7 @@ impl Masquerade {
     }
 }
 
-/// Whether our table was replaced by another program's of the same name.
+/// Whether another program has replaced our table by one of the same name.
 fn is_anothers(listing: &str, device: &str) -> bool {
     !is_like_ours(listing, device) && sources_in(listing, device).is_empty()
 }
@@ -146,10 +148,10 @@ pub fn sweep(device: &Device) {
 }
 
 impl Drop for Masquerade {
-    /// Waits for nft on the thread that drops the guard last; a process that ends waits for no other process.
+    /// Blocks the thread that drops the guard until nft ends, because an exiting process waits for no other thread.
     fn drop(&mut self) {
         let is_ours = |listing: &str| !is_anothers(listing, self.device.name());
-        // The closure cannot fail: `remove` logs a table that stays.
+        // `remove` logs a failure, so the closure cannot fail.
         let _ = self.device.change_nat(None, || {
             if self.device.is_ours() && is_known(&self.table, is_ours) {
                 remove(&self.table);
@@ -159,8 +161,9 @@ impl Drop for Masquerade {
     }
 }
 
-/// The rules match only packets from the device: this machine may forward others, too. nft applies the script as one
-/// transaction. It creates the table before it deletes it, since deleting a missing table fails.
+/// Returns the nft script for a table. Its rules match only packets from the device, because this machine may forward
+/// others, too. nft applies the script as one transaction. The script creates the table before it deletes it, because
+/// deleting a missing table fails.
 fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     let mut script = format!("table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n");
     script.push_str("  chain postrouting {\n    type nat hook postrouting priority 100; policy accept;\n");
@@ -174,7 +177,7 @@ fn rules(table: &str, device: &str, addresses: &[IpNet]) -> String {
     script
 }
 
-/// The contents of a table. `None`: the table does not exist.
+/// Returns the contents of a table, as nft lists them. `None`: the table does not exist.
 ///
 /// # Errors
 /// `TunError::NoNft`: nft cannot be run, so the table may exist.
@@ -188,7 +191,7 @@ fn is_known(table: &str, is: impl FnOnce(&str) -> bool) -> bool {
     listing(table).is_ok_and(|listing| listing.is_some_and(|listing| is(&listing)))
 }
 
-/// Whether a table has exactly what [`rules`] writes: other programs may use its name, too.
+/// Whether a table has the form that [`rules`] writes. Other programs may use its name, too.
 fn is_like_ours(listing: &str, device: &str) -> bool {
     let mut lines = listing.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "}");
     lines.next() == Some(&format!("table inet {PREFIX}{device} {{"))
@@ -201,7 +204,7 @@ fn is_rule(line: &str, device: &str) -> bool {
     line.starts_with(&format!("iifname \"{device}\" oifname != \"{device}\" ip")) && line.ends_with(" masquerade")
 }
 
-/// The source prefixes of the rules that match ours.
+/// Returns the source prefixes of the rules in a listing that have the form of ours.
 fn sources_in(listing: &str, device: &str) -> BTreeSet<IpNet> {
     let ours = listing.lines().map(str::trim).filter(|line| is_rule(line, device));
     let sources = ours.filter_map(|line| line.split_once(" saddr ")?.1.split(' ').next());
@@ -235,7 +238,7 @@ fn remove(table: &str) {
     }
 }
 
-/// The version that nft reports.
+/// Returns the version that nft reports.
 ///
 /// # Errors
 /// `TunError::NoNft`.
@@ -257,7 +260,7 @@ fn nft(words: &[&str], script: &str) -> io::Result<NftOutput> {
 
 /// Runs a program to its end, or kills it if it writes nothing for `timeout`.
 fn run(program: &str, words: &[&str], input: &str, timeout: Duration) -> io::Result<NftOutput> {
-    // Files never block the child; and its output ends with it at the latest.
+    // The input and stderr are files, which never block the child. Its output ends at the latest when the child exits.
     let text = |text: &str| LabelledFd::text(String::new(), text).map(|handed| handed.fd);
     let (mut input, stderr) = (fs::File::from(text(input)?), text("")?);
     input.rewind()?;
@@ -266,11 +269,11 @@ fn run(program: &str, words: &[&str], input: &str, timeout: Duration) -> io::Res
     let mut command = Command::new(program);
     command.args(words).stdin(input).stdout(OwnedFd::from(theirs)).stderr(stderr.try_clone()?);
     let mut child = command.spawn()?;
-    // The child holds the other end.
+    // Close this process's copy of the child's socket, so that the output ends when the child exits.
     drop(command);
     let mut output = Vec::new();
     if let Err(error) = ours.read_to_end(&mut output) {
-        // The kernel may still block the child.
+        // The child may still be blocked in the kernel, so another thread waits for it.
         let _ = child.kill();
         // If no thread can start, the child stays a zombie.
         let _ = std::thread::Builder::new().spawn(move || child.wait());
@@ -285,7 +288,7 @@ fn run(program: &str, words: &[&str], input: &str, timeout: Duration) -> io::Res
     })
 }
 
-/// Whether this machine forwards packets of IPv4 and of IPv6.
+/// Returns whether this machine forwards packets of IPv4, and whether it forwards those of IPv6.
 pub fn forwards() -> (bool, bool) {
     (is_on(FORWARDING_V4), is_on(FORWARDING_V6))
 }
@@ -325,8 +328,8 @@ fn forward(setting: &str) -> Result<(), TunError> {
     Ok(())
 }
 
-/// With forwarding on, Linux ignores IPv6 router advertisements unless accept_ra is 2, and would lose its routes to the
-/// outside. Interfaces without a route from a router keep their setting.
+/// Sets accept_ra to 2 on interfaces with routes from IPv6 router advertisements. With forwarding on, Linux ignores
+/// advertisements unless accept_ra is 2, so this machine would lose these routes. Other interfaces keep their setting.
 fn keep_router_advertisements() {
     if is_on(FORWARDING_V6) {
         return;
@@ -340,7 +343,7 @@ fn keep_router_advertisements() {
     }
 }
 
-/// Interfaces that have routes from router advertisements, from the kernel's list of IPv6 routes
+/// Returns the interfaces that have routes from router advertisements, from the kernel's list of IPv6 routes
 /// (`/proc/net/ipv6_route`).
 fn advertised(routes: &str) -> BTreeSet<&str> {
     // RTF_ADDRCONF: learned from an advertisement. RTF_DEFAULT: the default route among these.

@@ -1,4 +1,5 @@
-//! The header before each packet of a TUN queue (`struct virtio_net_hdr`): the work that is left to do on the packet.
+//! The header before each packet of a TUN queue (`struct virtio_net_hdr`), which states the work left to do on the
+//! packet.
 //!
 //! In and out: ten bytes, numbers in host byte order. Never: a packet.
 
@@ -10,7 +11,7 @@ const NONE: u8 = 0;
 const TCP_V4: u8 = 1;
 const TCP_V6: u8 = 4;
 const UDP: u8 = 5;
-/// A flag besides the TCP kinds: the first segment has CWR.
+/// Flag that may be added to a TCP kind: the first segment has CWR.
 const WITH_ECN: u8 = 0x80;
 
 /// The transport protocol of a GSO packet.
@@ -29,7 +30,7 @@ impl Segments {
         }
     }
 
-    /// The offset of the checksum in the transport header.
+    /// The offset of the checksum field in the transport header.
     pub(super) fn checksum(self) -> usize {
         match self {
             Self::Tcp => 16,
@@ -43,7 +44,7 @@ impl Segments {
 pub(super) enum Offload {
     /// The packet is complete.
     Whole,
-    /// The checksum of the bytes from `start` on is missing; it is stored `offset` bytes after that.
+    /// The checksum of the bytes from `start` on is missing. Its field is `offset` bytes after `start`.
     Checksum { start: usize, offset: usize },
     /// A GSO packet: each segment gets `size` bytes of the payload, and a copy of the header. The transport header
     /// begins at `start`.
@@ -51,7 +52,7 @@ pub(super) enum Offload {
 }
 
 impl Offload {
-    /// `None`: a kind that this process never requested.
+    /// Parses a header. `None`: the header states a kind of GSO that this process never requested.
     pub(super) fn parse(header: &[u8; LENGTH]) -> Option<Self> {
         let number = |at: usize| usize::from(u16::from_ne_bytes([header[at], header[at + 1]]));
         let segments = match header[1] & !WITH_ECN {
@@ -65,8 +66,9 @@ impl Offload {
     }
 }
 
-/// The header for a packet of `segments` with `size` bytes each. Its protocol headers have `header` bytes, and the
-/// transport header begins at `start`. Its checksum field must contain the sum of the pseudo header.
+/// Returns the header for a GSO packet whose segments have `size` bytes of payload each. The packet's IP and transport
+/// headers have `header` bytes together, and its transport header begins at `start`. The packet's checksum field must
+/// contain the sum of the pseudo header.
 pub(super) fn to_split(segments: Segments, is_v6: bool, header: u16, size: u16, start: u16) -> [u8; LENGTH] {
     let kind = match segments {
         Segments::Udp => UDP,

@@ -16,9 +16,9 @@ use super::gro_merge::{self, MergeRun};
 use super::gso_split::split;
 use super::offload::{self, Offload};
 
-/// The largest read: a GSO packet and its virtio header.
+/// Length of the longest read, in bytes: a GSO packet and its virtio header.
 const ROOM: usize = offload::LENGTH + 65_536;
-/// Reads of one call: at most a megabyte, then other tasks run.
+/// Maximum number of reads in one call, which yield up to a megabyte. Then other tasks run.
 const READS: usize = 16;
 
 /// A queue without a runtime: created by [`Device::create`](super::Device::create) on one thread, for use on another.
@@ -32,11 +32,11 @@ pub struct IdleQueue {
 #[derive(Debug)]
 pub struct Queue {
     io: AsyncFd<File>,
-    /// The kernel splits GSO packets of UDP, too (Linux 6.2).
+    /// Whether the kernel splits GSO packets of UDP, too (from Linux 6.2 on).
     with_udp: bool,
 }
 
-/// The buffer into which a packet is read before it is split. One serves all queues of a worker.
+/// The buffer into which a packet is read before it is split. One buffer serves all queues of a worker.
 #[derive(Debug)]
 pub struct ReceiveBuffer {
     room: Box<[u8]>,
@@ -48,19 +48,20 @@ impl Default for ReceiveBuffer {
     }
 }
 
-/// The result of one call.
+/// The result of one call that receives or sends packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueResult {
     /// Packets that were received or sent.
     pub packets: usize,
-    /// Dropped packets: not an IP packet (sending), or an invalid virtio header (receiving).
+    /// Dropped packets: those that are not IP packets (sending), or that have an invalid virtio header (receiving).
     pub refused: usize,
     /// System calls that moved packets: fewer than packets if some were merged.
     pub calls: usize,
 }
 
 impl QueueResult {
-    /// Number of the packets given to [`Queue::try_send`] that are done, and must not be passed again.
+    /// Returns how many of the packets passed to [`Queue::try_send`] were sent or dropped. They must not be passed
+    /// again.
     pub fn taken(&self) -> usize {
         self.packets + self.refused
     }
@@ -71,8 +72,8 @@ impl IdleQueue {
         Self { descriptor, with_udp }
     }
 
-    /// A connected pair that works like a queue and the kernel: one end merges and sends packets, the other receives
-    /// and splits them. Needs no privilege.
+    /// Creates a connected pair of queues without a device: one merges and sends packets, the other receives and splits
+    /// them. Needs no privilege.
     ///
     /// # Errors
     /// No file descriptor is left.
@@ -86,10 +87,10 @@ impl IdleQueue {
     ///
     /// # Errors
     /// The runtime cannot watch the descriptor.
-    #[allow(unsafe_code)] // What is registered must stay the same open descriptor.
+    #[allow(unsafe_code)] // The registered descriptor must stay open and must not change.
     pub fn start(self) -> io::Result<Queue> {
-        // SAFETY: a `File` of std has one descriptor, which it owns and which stays open until it is dropped; nobody
-        // else gets at this one.
+        // SAFETY: a `File` of std owns one descriptor, which stays open until the `File` is dropped. No other code has
+        // access to it.
         let io = unsafe { AsyncFd::register(File::from(self.descriptor)) }?;
         Ok(Queue { io, with_udp: self.with_udp })
     }
@@ -104,12 +105,12 @@ impl IdleQueue {
         Ok(Self::new(self.descriptor.try_clone()?, self.with_udp))
     }
 
-    /// The file descriptor, for another process.
+    /// Returns the file descriptor, for another process.
     pub fn into_fd(self) -> OwnedFd {
         self.descriptor
     }
 
-    /// The end of a [`IdleQueue::pair`] that another process created.
+    /// Wraps an end of an [`IdleQueue::pair`] that another process created.
     pub fn from_pair(descriptor: OwnedFd) -> Self {
         Self::new(descriptor, true)
     }
@@ -152,11 +153,12 @@ impl Queue {
         if moved.calls == 0 { Poll::Pending } else { Poll::Ready(Ok(moved)) }
     }
 
-    /// Sends the first packets, as many as the kernel accepts; adjacent ones of one TCP or UDP flow go in one call.
+    /// Sends as many packets as the kernel accepts, in order. Adjacent packets of one TCP or UDP flow are sent in one
+    /// call.
     ///
     /// # Errors
-    /// `WouldBlock` if the kernel accepts none (see [`Queue::poll_send_ready`]). Others are the queue's: `EIO` if the
-    /// device is down, `EBADFD` if it was removed.
+    /// `WouldBlock` if the kernel accepts no packet (see [`Queue::poll_send_ready`]). Other errors are those of the
+    /// queue: `EIO` if the device is down, `EBADFD` if it was removed.
     pub fn try_send(&self, packets: &[Bytes]) -> io::Result<QueueResult> {
         let mut moved = QueueResult::default();
         while let Some(left) = packets.get(moved.taken()..).filter(|left| !left.is_empty()) {
@@ -175,7 +177,7 @@ impl Queue {
     /// # Errors
     /// The errors of the runtime.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The queue stays ready until a send would block.
+        // The guard is dropped without a change, so the queue stays ready until a send would block.
         drop(ready!(self.io.poll_write_ready(cx))?);
         Poll::Ready(Ok(()))
     }

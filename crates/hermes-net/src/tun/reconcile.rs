@@ -20,18 +20,19 @@ use super::{Device, TunError, capture, nat, route};
 use crate::backoff::Backoff;
 use crate::netlink::{self, ADDRESSES, LINKS, Notifications, ROUTES, RULES, TableChange};
 
-/// Pauses between two restorations while removals repeat. A flush is checked for completeness within the first.
+/// Shortest and longest pause between two restorations while removals repeat. A flush may remove further settings
+/// during the first restoration; they are restored after the shortest pause.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Pending notifications are read before any action, since a flush removes one setting after the other. If
 /// notifications do not end, the reconciler acts after this number of them.
 const MAX_NOTIFICATIONS: usize = 64;
-/// A full check may take long; it uses at most this share of the time.
+/// A full check may take long, so the pause after it is this many times as long as the check.
 const CHECK_TIME_SHARE: u32 = 10;
 
-/// Watches over all current and future devices of this process, in the network namespace and on the runtime of the
-/// caller. Does not end, and may be dropped at any time.
+/// Restores removed settings of all current and future devices of this process, in the network namespace and on the
+/// runtime of the caller. The future never ends, and may be dropped at any time.
 ///
 /// # Errors
 /// The kernel sends no notifications, or has closed their socket.
@@ -61,7 +62,7 @@ pub async fn reconcile() -> io::Result<Infallible> {
     }
 }
 
-/// Received notifications; `None` in either: some were lost, so anything may have changed.
+/// Received notifications. `None` in a variant: the kernel dropped some, so anything may have changed.
 enum Notification {
     Routes(Option<Vec<RouteNetlinkMessage>>),
     Tables(Option<Vec<TableChange>>),
@@ -75,7 +76,7 @@ async fn next(notifications: &mut Notifications, tables: &mut Tables) -> io::Res
     }
 }
 
-/// Notifications of nftables tables, from the time when this process creates one.
+/// The subscription to changes of nftables tables, which begins when this process creates a table.
 enum Tables {
     Idle,
     Subscribed(Notifications),
@@ -118,7 +119,7 @@ struct Reconciler {
 struct LostSettings {
     items: BTreeSet<Setting>,
     backoff: Backoff,
-    /// The reason of the last failed restoration, as it was logged.
+    /// The error text of the last failed restoration, as it was logged.
     logged: Option<String>,
 }
 
@@ -133,7 +134,7 @@ impl Reconciler {
         self.has_missed || self.is_any_removed
     }
 
-    /// Waits until there is work to do and its pause has passed.
+    /// Waits until there is work to do, and until the pause before that work has passed.
     async fn due(&self) {
         let look = async {
             if let Some(next) = self.next_check {
@@ -176,7 +177,7 @@ impl Reconciler {
         if !due.is_empty() {
             let all = move || due.into_iter().filter_map(|(index, items)| restore(index, items)).collect();
             let restored: Vec<_> = tokio::task::spawn_blocking(all).await.unwrap_or_else(|_| {
-                // The thread panicked with its settings: all are checked again.
+                // The thread panicked, and its list of settings is lost, so all settings are checked again.
                 self.has_missed = true;
                 Vec::new()
             });
@@ -199,11 +200,11 @@ impl Reconciler {
         }
     }
 
-    /// Records removed settings that are still wanted.
+    /// Records a removed setting if it is still desired.
     fn note(&mut self, message: &RouteNetlinkMessage) {
         let (index, item) = match message {
             RouteNetlinkMessage::NewLink(link) => return self.follow(link),
-            // Other address families report bridge ports.
+            // With another family, the message reports that a port left a bridge, and the link itself still exists.
             RouteNetlinkMessage::DelLink(link) if link.header.interface_family != AddressFamily::Unspec => return,
             RouteNetlinkMessage::DelLink(link) => return self.is_any_removed |= is_tun(link),
             RouteNetlinkMessage::DelAddress(address) => {
@@ -239,7 +240,8 @@ impl Reconciler {
         }
     }
 
-    /// Records a change of a device's table. A table that was created again at once is complete, or another program's.
+    /// Records a change of a device's table. A table that was created right after its removal needs no restoration: it
+    /// is complete, or another program's.
     fn note_table(&mut self, change: &TableChange) {
         let (TableChange::Created(table) | TableChange::Removed(table)) = change;
         let Some(name) = nat::device_of(table) else { return };
@@ -258,7 +260,8 @@ impl Reconciler {
 }
 
 impl LostSettings {
-    /// Logs the result. Settings that could not be restored are tried again, with the same growing pauses.
+    /// Logs the result of a restoration. Settings that could not be restored are tried again, with the same growing
+    /// pauses.
     fn note(&mut self, device: &Device, result: Result<bool, TunError>, left: BTreeSet<Setting>) {
         let name = device.name();
         match result {
@@ -300,7 +303,8 @@ fn is_tun(link: &LinkMessage) -> bool {
     kind.is_none_or(|kind| *kind == LinkInfo::Kind(InfoKind::Tun))
 }
 
-/// Restores a device. Returns it with the result and the settings that could not be restored.
+/// Restores a device. Returns the device with the result and the settings that could not be restored. `None`: the
+/// device was removed or is down.
 fn restore(index: u32, mut items: BTreeSet<Setting>) -> Option<(Device, Result<bool, TunError>, BTreeSet<Setting>)> {
     // A device that is down is restored when it comes up.
     let device = devices(|own| own == index).into_iter().find(|device| !device.desired().is_down)?;
@@ -333,11 +337,11 @@ impl Reconciler {
         }
     }
 
-    /// The kernel removes addresses and routes of a link that goes down, and reports few of them. (A link rarely comes
-    /// up, so this thread may wait for the kernel and for nft.)
+    /// Restores a device whose link came up again. The kernel removes addresses and routes of a link that goes down,
+    /// and reports few of them. (A link rarely comes up, so this thread may wait for the kernel and for nft.)
     fn follow_link(&mut self, device: &Device, is_up: bool) {
         let name = device.name();
-        // The creator of a device sets it up, too.
+        // The link of a new device comes up, too, although it was not down before.
         let was_down = std::mem::replace(&mut device.desired().is_down, !is_up);
         if !is_up {
             tracing::warn!(

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::TunError;
 
-/// Captures up to this length cover the public Internet, and so the addresses of our own peers.
+/// Captures of prefixes up to this length cover the public Internet, and so the addresses of our own peers.
 const HALF_OF_ALL: u8 = 1;
 const STRICT: u32 = 1;
 
@@ -40,7 +40,7 @@ fn interfaces() -> HashSet<String> {
         .collect()
 }
 
-/// The higher of both settings applies, and loose (2) is higher than strict (1).
+/// Whether strict mode applies. The kernel uses the higher of both settings, and loose (2) is higher than strict (1).
 fn is_strict(interface: &str) -> bool {
     let setting = |of: &str| {
         let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter")).unwrap_or_default();

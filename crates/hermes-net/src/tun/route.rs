@@ -1,6 +1,7 @@
 //! Netlink messages for addresses and routes of a device.
 //!
-//! In: prefixes, indexes of interfaces and tables. Out: messages, and the owner of a prefix. Never: a change.
+//! In: prefixes, indexes of interfaces and tables. Out: messages, and the owner of a prefix. Never: a change in the
+//! kernel.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,9 +19,10 @@ use crate::netlink;
 
 /// The main routing table.
 pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
-/// All tables, for a listing.
+/// The table number that selects all tables in a listing.
 pub(super) const ALL_TABLES: u32 = libc::RT_TABLE_UNSPEC as u32;
-/// The protocol number of our routes and rules: `proto 72` (H) for iproute2; no other program uses it.
+/// The protocol number of our routes and rules: ASCII "H", which iproute2 shows as `proto 72`. No other program uses
+/// it.
 pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(PROTOCOL_NUMBER);
 const PROTOCOL_NUMBER: u8 = 72;
 
@@ -32,9 +34,9 @@ const DEVICE_BITS: u32 = 0x00ff_ffff;
 /// The properties of a route besides its prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// The initial path MTU of connections over the route, in bytes; `None`: the device's.
+    /// The initial path MTU of connections over the route, in bytes. `None`: the MTU of the device.
     pub mtu: Option<u32>,
-    /// The source address of connections over the route, one of the device's; `None`: the kernel selects it.
+    /// The source address of connections over the route, one of the device's addresses. `None`: the kernel selects it.
     pub source: Option<IpAddr>,
 }
 
@@ -52,7 +54,7 @@ pub(super) fn address(device: u32, address: IpNet) -> AddressMessage {
     // Kernels before Linux 5.18 ignore the attribute.
     message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(PROTOCOL_NUMBER)));
     if address.addr().is_ipv6() {
-        // The link has no other host that could use the address.
+        // Duplicate address detection is not needed, because no other host on the link could use the address.
         message.header.flags = AddressHeaderFlags::Nodad;
     }
     message
@@ -72,7 +74,7 @@ pub(super) fn message(device: u32, table: u32, prefix: IpNet, route: Route) -> R
     message
 }
 
-/// The route of a pool: any other route takes precedence.
+/// Returns the message for the route of a pool. Any other route takes precedence.
 pub(super) fn pool_route(device: u32, prefix: IpNet) -> RouteMessage {
     let mut message = message(device, MAIN, prefix, Route::default());
     message.attributes.push(RouteAttribute::Priority(POOL_METRIC | (device & DEVICE_BITS)));
@@ -84,7 +86,7 @@ fn is_pool_route(route: &RouteMessage) -> bool {
     route.attributes.iter().any(is_ours)
 }
 
-/// The routes of a device in this table that carry our protocol number, with their properties.
+/// Returns the routes of a device in this table that carry our protocol number, with their properties.
 ///
 /// # Errors
 /// The errors of the kernel.
@@ -102,13 +104,14 @@ pub(super) fn routes_of(device: u32, table: u32) -> io::Result<BTreeMap<Setting,
     Ok(found)
 }
 
-/// The device and the identity of a route of ours, from a kernel message.
+/// Returns the device and the identity of a route that carries our protocol number. `None`: another program's route.
 pub(super) fn found(route: &RouteMessage) -> Option<(u32, Setting)> {
     let (device, item) = read(route)?;
     device.filter(|_| route.header.protocol == PROTOCOL).map(|device| (device, item))
 }
 
-/// The captured route of ours that another program's route replaced, if it is in a device's own table.
+/// Returns the identity of another program's route outside the main table, where it may have replaced a captured route
+/// of ours.
 pub(super) fn in_the_way(route: &RouteMessage) -> Option<Setting> {
     let (_, item) = read(route).filter(|_| route.header.protocol != PROTOCOL)?;
     matches!(item, Setting::Route(table, _) if table != MAIN).then_some(item)
@@ -156,17 +159,17 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// The interface and the prefix of an address, from a kernel message.
+/// Returns the interface and the prefix of an address, from a kernel message.
 pub(super) fn address_of(message: &AddressMessage) -> Option<(u32, IpNet)> {
     let of = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(wanted);
-    // The other attribute may be the peer's address; for IPv6 it is the only one.
+    // For IPv4, `Address` may be the address of the link's peer. For IPv6, the kernel sends only `Address`.
     let local = of(|attribute| if let AddressAttribute::Local(address) = attribute { Some(*address) } else { None });
     let alone =
         || of(|attribute| if let AddressAttribute::Address(address) = attribute { Some(*address) } else { None });
     Some((message.header.index, IpNet::new(local.or_else(alone)?, message.header.prefix_len).ok()?))
 }
 
-/// The addresses of a device that carry our protocol number.
+/// Returns the addresses of a device that carry our protocol number.
 ///
 /// # Errors
 /// The errors of the kernel.
@@ -192,6 +195,7 @@ fn to(table: u32, of: IpAddr) -> RouteMessage {
 /// Whether the main table routes this address to a device of another process, or another device's pool contains it. The
 /// default route does not count. Other routes to our own devices belong to sessions, which may be moving.
 ///
+/// # Errors
 /// The errors of the kernel.
 pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> {
     let routes = netlink::list(RouteNetlinkMessage::GetRoute(to(MAIN, address)))?;
@@ -209,7 +213,7 @@ pub(super) fn leads_elsewhere(device: u32, address: IpAddr) -> io::Result<bool> 
     }))
 }
 
-/// The device of a prefix in this table; pool routes do not count.
+/// Returns the device to which this table routes exactly this prefix. `None`: no such route. Pool routes do not count.
 ///
 /// # Errors
 /// The errors of the kernel.

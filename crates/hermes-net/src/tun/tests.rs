@@ -166,7 +166,7 @@ async fn what_is_no_packet_harms_nobody() {
     through(&packets).await;
 }
 
-/// A pair of queues works like a device: it merges packets, and splits them as the kernel would.
+/// Merges packets as a queue does, and splits them as the kernel would.
 fn merged_and_cut(packets: &[Bytes]) -> Vec<Bytes> {
     let (mut rest, mut out) = (packets, Vec::new());
     while !rest.is_empty() {
@@ -186,7 +186,7 @@ fn merged_and_cut(packets: &[Bytes]) -> Vec<Bytes> {
     out
 }
 
-/// Compares packets without the identifications that nobody reads (RFC 6864).
+/// Returns the bytes of a packet, with a zero for an identification that no receiver reads (RFC 6864).
 fn without_identification(packet: &Bytes) -> Vec<u8> {
     let mut bytes = packet.to_vec();
     if bytes.len() >= 20 && bytes[0] == 0x45 && bytes[6] & 0x40 != 0 {
