@@ -302,7 +302,7 @@ fn an_address_that_the_gateway_refuses_is_logged() {
         near.says("assigns none of the requested addresses").await;
         near.says("network=10.0.0.0/8 asked=10.30.0.2/32 by=next/10.77.0.2:9443").await;
         far.says("address=10.30.0.2/32 to=").await;
-        far.says("route=gateway device=gw0 reason=the route's `assign` does not hold it").await;
+        far.says("route=gateway device=gw0 reason=the route's `assign` does not contain it").await;
     });
 }
 
