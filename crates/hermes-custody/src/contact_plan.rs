@@ -10,21 +10,21 @@ use hermes_model::snapshot::Contact as Plan;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-/// The header by which a dialling node tells its neighbour the contact plan of their link.
+/// The header in which a dialling node sends the contact plan of a link to its neighbour.
 const CONTACT: HeaderName = HeaderName::from_static("hermes-contact-plan");
 
-/// Wall-clock time; a plan counts from 1970.
+/// Returns the wall-clock time since 1970, from which the offset of a plan counts.
 pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Writes a plan into the headers: its period and its offset, in milliseconds.
+/// Writes a plan into the headers: its period and its offset since 1970, in milliseconds.
 pub fn write_header(plan: &Plan, headers: &mut HeaderMap) {
     let value = format!("{} {}", plan.every.as_millis(), plan.from.as_millis());
     headers.extend(HeaderValue::from_str(&value).ok().map(|value| (CONTACT, value)));
 }
 
-/// Reads a plan from the headers. Returns `None` if the headers hold no plan, or an invalid one.
+/// Reads a plan from the headers. `None`: the headers contain no plan, or an invalid one.
 pub fn read_header(headers: &HeaderMap) -> Option<Plan> {
     let (every, from) = headers.get(CONTACT)?.to_str().ok()?.split_once(' ')?;
     let [every, from] =
@@ -40,7 +40,7 @@ const MIN_CONTACTS: usize = 3;
 const MAX_DETECTION_DELAY: Duration = Duration::from_millis(30);
 /// Minimum period; the prediction of a shorter one is useless.
 const MIN_PERIOD: Duration = Duration::from_millis(300);
-/// Maximum number of missed contacts in a row.
+/// Maximum number of missed contacts in a row, after which the period is not trusted any more.
 const MAX_MISSED_CONTACTS: u32 = 8;
 
 /// Recent contacts of a link, and the period found in them.
@@ -55,7 +55,8 @@ pub struct ContactPlan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Order {
     period: Duration,
-    /// The last contact that fits, placed as early in its period as any contact was seen.
+    /// The time of the last contact that fits, moved to the earliest point of a period at which any contact was
+    /// detected.
     last: Duration,
     /// Number of contacts that fit.
     fits: usize,
@@ -68,7 +69,7 @@ impl Default for ContactPlan {
 }
 
 impl ContactPlan {
-    /// Records a contact. The link may have come up earlier, if it was not used before.
+    /// Records a contact that was detected at `at`. If the link was not used before, it may have come up earlier.
     pub fn came(&mut self, at: Instant) {
         let at = at.saturating_duration_since(self.epoch).max(self.came.back().copied().unwrap_or_default());
         if self.came.len() == MAX_CONTACTS {
@@ -78,8 +79,8 @@ impl ContactPlan {
         self.order = self.find();
     }
 
-    /// The period that most contacts fit; the longer one of two equals. The period must have been seen between two
-    /// contacts.
+    /// Returns the period that most contacts fit. Among equally good periods, the longest wins. A period counts only if
+    /// two contacts were as far apart.
     fn find(&self) -> Option<Order> {
         let pairs = self.came.iter().enumerate().flat_map(|(index, one)| {
             self.came.iter().skip(index + 1).map(move |other| (*one, other.saturating_sub(*one)))
@@ -89,7 +90,7 @@ impl ContactPlan {
         orders.filter(is_one).max_by_key(|order| (order.fits, order.period))
     }
 
-    /// Fits a period to the contacts from this time on.
+    /// Fits a period to the contacts from `begin` on.
     fn order(&self, begin: Duration, period: Duration) -> Order {
         let (begin, of_period, late) = (begin.as_secs_f64(), period.as_secs_f64(), MAX_DETECTION_DELAY.as_secs_f64());
         let (mut fitting, mut periods) = (Vec::with_capacity(MAX_CONTACTS), 1.0);
@@ -107,13 +108,13 @@ impl ContactPlan {
         Order { period: Duration::from_secs_f64(whole.max(0.0)), last, fits: fitting.len() }
     }
 
-    /// The next contact after this time.
+    /// Predicts the next contact after `now`. `None`: no period was found, or it is not trusted any more.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         let Order { period, last, .. } = self.order?;
         let last = self.epoch + last;
         let Some(since) = now.checked_duration_since(last) else { return Some(last) };
         let periods = u32::try_from(since.as_nanos() / period.as_nanos()).ok()?;
-        // A link that was not heard for long has another period by now, or none.
+        // The period of a link without contacts for long has probably changed.
         (periods < MAX_MISSED_CONTACTS).then(|| last + period * (periods + 1))
     }
 }

@@ -5,8 +5,9 @@
 //! I/O, no clock, no randomness. Accounts bound what the engine stores. The cost of one record does not grow with the
 //! number of exchanges.
 //!
-//! Each exchange comes from one side and goes to another: its request flows one way, its response the other. Once the
-//! next node has acknowledged bytes, that node answers for them, and this node forgets them.
+//! Each exchange comes from one side and goes to another. Its request flows from the first side to the second, and its
+//! response back. Once the next node has acknowledged bytes, that node is responsible for them, and this node forgets
+//! them.
 
 mod completion;
 mod disk;
@@ -32,26 +33,26 @@ pub(crate) use self::neighbour::MAX_CUSTODY_TIME;
 use self::quota::Account;
 use super::stream_state::{Progress, RECORD, StreamState};
 
-/// Size of the data in one record. Small exchanges wait for at most this much of a large one.
+/// Length of the data in one record, in bytes. Small exchanges wait for at most this much data of a large exchange.
 const CHUNK: usize = RECORD as usize;
 
 /// The exchanges of a node.
 #[derive(Debug)]
 pub(crate) struct Engine {
     exchanges: HashMap<ExchangeId, Exchange>,
-    /// Ended exchanges and the neighbours that must learn of the end. The engine repeats the record to a neighbour that
-    /// has not confirmed it, until the deadline.
+    /// Ended exchanges, and the neighbours that must be informed of the end. The engine repeats the record to a
+    /// neighbour that has not confirmed it, until the deadline.
     ended: HashMap<ExchangeId, Vec<Ended>>,
     accounts: HashMap<Arc<str>, Account>,
     peers: HashMap<Arc<str>, Peer>,
     /// Deadlines of exchanges and of entries in `ended`.
     deadlines: BTreeSet<(Duration, ExchangeId)>,
-    /// Local producers that are far ahead of what their path takes.
+    /// Local producers that are waiting, because they are far ahead of what their path accepts.
     held_up: BTreeMap<(ExchangeId, Direction), HeldUp>,
     /// Neighbours that may forget an exchange once its end is in the journal. If a neighbour forgot it earlier, it
     /// would accept the exchange as new when this node, restarted, offers it again.
     farewells: HashMap<ExchangeId, Arc<str>>,
-    /// Disk space available to each account, whatever its own limit is.
+    /// Disk space available to each account, in bytes, whatever its own limit is.
     disk_there: u64,
     is_stuck: bool,
     out: VecDeque<Output>,
@@ -90,7 +91,7 @@ impl Engine {
         }
     }
 
-    /// The number of exchanges of neighbours that found no free slot since the last call.
+    /// Returns the number of exchanges of neighbours that found no free slot since the last call.
     pub(crate) fn take_refused(&mut self) -> u64 {
         std::mem::take(&mut self.refused)
     }
@@ -102,17 +103,17 @@ impl Engine {
         self.tell_room(account);
     }
 
-    /// The next action for the caller.
+    /// Returns the next action for the caller. `None`: there is nothing to do.
     pub(crate) fn output(&mut self) -> Option<Output> {
         self.out.pop_front()
     }
 
-    /// Bytes stored: in memory, and on disk.
+    /// Returns the number of stored bytes in memory, and of those on disk.
     pub(crate) fn kept(&self) -> (u64, u64) {
         self.accounts.values().fold((0, 0), |(memory, disk), one| (memory + one.memory, disk + one.disk))
     }
 
-    /// The number of exchanges.
+    /// Returns the number of exchanges.
     pub(crate) fn len(&self) -> usize {
         self.exchanges.len()
     }
@@ -122,23 +123,23 @@ impl Engine {
         self.out.push_back(Output::Keep { id, entry, survives });
     }
 
-    /// The failures that acknowledged bytes of this exchange survive.
+    /// Returns which failures the acknowledged bytes of this exchange survive.
     pub(crate) fn survives(&self, id: ExchangeId) -> Durability {
         self.exchanges.get(&id).map(|exchange| exchange.survives).unwrap_or_default()
     }
 
-    /// Time since the exchange arrived. The result is meaningless for a tunnel, whose deadline moves.
+    /// Returns the time since the exchange arrived. The result is meaningless for a tunnel, whose deadline moves.
     pub(crate) fn age(&self, now: Duration, id: ExchangeId) -> Option<Duration> {
         let exchange = self.exchanges.get(&id)?;
         Some((now + exchange.life).saturating_sub(exchange.deadline))
     }
 
-    /// The account that the exchange counts on.
+    /// Returns the account whose quota the exchange uses.
     pub(crate) fn account(&self, id: ExchangeId) -> Option<&Arc<str>> {
         self.exchanges.get(&id).map(|exchange| &exchange.account)
     }
 
-    /// The bytes received in one direction.
+    /// Returns how much of one direction was received.
     pub(crate) fn have(&self, id: ExchangeId, part: Direction) -> Option<Progress> {
         self.half(id, part).map(StreamState::have)
     }
@@ -148,7 +149,7 @@ impl Engine {
         self.half(id, part).is_some_and(StreamState::is_torn)
     }
 
-    /// Length of the head that this node wrote for a direction.
+    /// Returns the length, in bytes, of the head that this node wrote for a direction.
     pub(crate) fn head_length(&self, id: ExchangeId, part: Direction) -> Option<u64> {
         self.half(id, part).map(StreamState::head_length)
     }
@@ -162,7 +163,7 @@ impl Engine {
         self.exchanges.get(&id).is_some_and(|exchange| exchange.response.awaits_head())
     }
 
-    /// True if the exchange continues to another node.
+    /// Whether the exchange is forwarded to another node.
     pub(crate) fn is_led(&self, id: ExchangeId) -> bool {
         self.exchanges.get(&id).is_some_and(|exchange| matches!(exchange.to, Some(Side::Peer(_))))
     }
@@ -176,7 +177,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// The account holds its maximum number of exchanges.
+    /// The account has its maximum number of exchanges.
     pub(crate) fn begin(
         &mut self,
         now: Duration,
@@ -191,9 +192,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Adds an exchange.
+    ///
     /// # Errors
     ///
-    /// The account holds its maximum number of exchanges.
+    /// The account has its maximum number of exchanges.
     fn add(
         &mut self,
         id: ExchangeId,
@@ -302,7 +305,7 @@ impl Engine {
         self.remember_ended(id, peer, record, until, true);
     }
 
-    /// Does not restore an exchange, and deletes it from the journal.
+    /// Deletes an exchange from the journal instead of restoring it.
     pub(crate) fn discard(&mut self, id: ExchangeId) {
         self.keep(id, Entry::Forget);
     }
@@ -312,7 +315,7 @@ impl Engine {
         let Some(name) = side.peer() else { return };
         let peer = self.peers.entry(name.clone()).or_default();
         peer.exchanges.insert(id);
-        // The first exchange of a neighbour asks for a channel.
+        // A neighbour needs a channel from its first exchange on.
         if peer.exchanges.len() == 1 {
             self.out.push_back(Output::Stir(name.clone()));
         }

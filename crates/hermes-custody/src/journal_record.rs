@@ -1,4 +1,4 @@
-//! Record format of the custody journal: append-only files that hold the exchanges a node answers for.
+//! Record format of the custody journal: append-only files with the exchanges for which a node is responsible.
 //!
 //! In: entries of exchanges. Out: bytes of records, and the entries of records that were written before. Pure. The
 //! entries of an exchange may appear in any order and more than once. The reader merges all entries of an id, and
@@ -17,12 +17,12 @@ pub(super) const FRAME: usize = 8;
 /// Maximum length of a record. A larger length field marks the record as damaged.
 const MAX_RECORD_BYTES: usize = 16 << 20;
 
-/// Certainty that a request was sent to its origin.
+/// The certainty that a request was sent to its origin, which must not receive it twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// The journal says that the node was about to send it.
+    /// The journal records that the node was about to send the request.
     Certain,
-    /// The journal has no such entry, but a damaged part may have held it.
+    /// The journal has no record of that, but its damaged bytes may have contained the record.
     Possible,
 }
 
@@ -32,7 +32,7 @@ pub(super) enum JournalRecord {
     /// The exchange exists. The deadline is in milliseconds since 1970, because a restart resets all other clocks. The
     /// exchange arrived `life` milliseconds before its deadline.
     Begin { from: Side, account: Arc<str>, deadline: u64, life: u64 },
-    /// The exchange goes to this side.
+    /// The exchange is assigned to this side, which receives its request.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// The stream begins with this head, which replaces the first `theirs` bytes of the previous node's stream.
     Head { part: Direction, theirs: u64, bytes: Bytes },
@@ -40,7 +40,7 @@ pub(super) enum JournalRecord {
     Bytes { part: Direction, offset: u64, is_last: bool, bytes: Bytes },
     /// The request goes to an origin that must not receive it twice.
     Intent(Intent),
-    /// The exchange has a local client, whose request this was. A client that repeats the request may read the
+    /// The exchange has a local client, which sent the request `bytes`. A client that repeats the request may read the
     /// response.
     Asked { bytes: Bytes },
     /// The exchange has failed and must not run again for this neighbour before the deadline. All other entries are
@@ -191,7 +191,7 @@ pub(super) fn first(bytes: &Bytes) -> Option<Found> {
         }
         INTENT => JournalRecord::Intent(Intent::Certain),
         DOUBT => JournalRecord::Intent(Intent::Possible),
-        // The entry lives long. A slice of the segment's buffer would keep the whole buffer alive.
+        // The entry is retained for long. A slice of the segment's buffer would retain the whole buffer.
         ASKED => JournalRecord::Asked { bytes: Bytes::copy_from_slice(&std::mem::take(&mut payload)) },
         GONE if payload.len() >= 2 => {
             let status = payload.get_u16();

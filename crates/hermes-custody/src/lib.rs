@@ -1,4 +1,4 @@
-//! Custody: a node stores an exchange and answers for it until the next node has acknowledged it.
+//! Custody: a node stores an exchange and is responsible for it until the next node has acknowledged it.
 //!
 //! In: requests and responses that sessions store, and the records that neighbours send about exchanges. Out: bytes for
 //! the sessions that wait for them, records for neighbours, and a journal that survives a restart.
@@ -9,9 +9,9 @@
 //! survive the failures that the route names. An *order* is an exchange whose request its origin must not receive
 //! twice.
 //!
-//! The module `engine` holds the exchanges and is pure. `service` is the handle that all workers share. `store` writes
-//! the journal, in the format of `journal_record`. `send_window` limits the bytes that a channel has under way;
-//! `contact_plan` says when the channel's link is up again.
+//! The module [`engine`] contains the exchanges and is pure. [`service`] is the handle that all workers share.
+//! [`store`] writes the [`journal`]. [`window`] limits the bytes in flight on a channel. [`contact_plan`] predicts when
+//! a link is up again.
 
 pub mod contact_plan;
 mod engine;
@@ -28,7 +28,7 @@ pub use engine::BY;
 pub use journal_record::Intent;
 pub use stream_state::Progress;
 
-/// The prefix of a failure's reason if nobody knows whether the origin has processed the request.
+/// The prefix of a failure's reason if it is unknown whether the origin has processed the request.
 pub const OUTCOME_UNKNOWN: &str = "outcome unknown";
-/// The prefix of that reason if the deadline passed while the node had no channel to the next node.
+/// The prefix of a failure's reason if the deadline passed while the node had no channel to the next node.
 pub const NO_CHANNEL: &str = "custody deadline exceeded; no channel was open";

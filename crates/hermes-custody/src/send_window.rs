@@ -9,9 +9,9 @@ use std::time::Duration;
 
 /// Time beyond a round trip that a neighbour takes to write and to acknowledge.
 const ACK_ALLOWANCE: Duration = Duration::from_millis(30);
-/// Minimum window: 50 ms of a link of 10 Mbit/s.
+/// Minimum window, in bytes: 50 ms of a link of 10 Mbit/s.
 const MIN_WINDOW: u64 = 64 << 10;
-/// Maximum window.
+/// Maximum window, in bytes.
 const MAX_WINDOW: u64 = 16 << 20;
 /// Age at which a measured rate or round trip is replaced.
 const SAMPLE_LIFETIME: Duration = Duration::from_secs(10);
@@ -37,9 +37,9 @@ pub(crate) struct SendWindow {
 #[derive(Debug)]
 struct Sample {
     at: Duration,
-    /// Offset of its last byte, counted over the channel.
+    /// Number of bytes sent over the channel up to the end of the sample.
     upto: u64,
-    /// Bytes acknowledged in total when it was sent.
+    /// Number of bytes acknowledged in total when the sample was sent.
     delivered: u64,
 }
 
@@ -78,7 +78,7 @@ impl SendWindow {
         }
     }
 
-    /// Maximum of bytes in flight.
+    /// Returns the maximum number of bytes in flight.
     pub(crate) fn window(&self) -> u64 {
         let (Some((rate, _)), Some((trip, _))) = (self.rate, self.trip) else { return MIN_WINDOW };
         ((rate * (trip + ACK_ALLOWANCE).as_secs_f64()) as u64).clamp(MIN_WINDOW, MAX_WINDOW)

@@ -4,7 +4,7 @@
 //! for channels, and wake-ups of tasks. The lock is held for one record or chunk, and never during I/O.
 //!
 //! This file serves sessions. The module `neighbours` serves channels, `stored` the journal, and `abandoned` clients
-//! that disconnected; `state` holds everything under the lock.
+//! that disconnected; `state` contains everything under the lock.
 
 mod abandoned;
 mod neighbours;
@@ -33,7 +33,7 @@ use super::store::Job;
 pub struct Failure {
     /// The status for its client.
     pub status: u16,
-    /// An explanation for people.
+    /// An explanation in words.
     pub reason: Arc<str>,
 }
 
@@ -43,11 +43,11 @@ pub struct CustodyService {
     epoch: Instant,
     /// The account of exchanges without a route yet, and of those whose route has no `custody`.
     arrivals: Arc<str>,
-    /// Addresses that were refused a channel.
+    /// Addresses whose channels were refused, and whose refusal was logged.
     refused: Mutex<HashSet<IpAddr>>,
 }
 
-/// Maximum number of such addresses; further ones are not logged.
+/// Maximum number of addresses in `refused`. Refusals of further addresses are not logged.
 const MAX_REFUSED_ADDRESSES: usize = 64;
 
 impl Default for CustodyService {
@@ -103,21 +103,22 @@ impl CustodyService {
         refused.len() < MAX_REFUSED_ADDRESSES && refused.insert(who)
     }
 
-    /// The account that the exchange counts on.
+    /// Returns the account whose quota the exchange uses. `None`: the exchange does not exist.
     pub fn account(&self, id: ExchangeId) -> Option<Arc<str>> {
         self.lock().engine.account(id).cloned()
     }
 
-    /// Length of the head that this node wrote for a direction.
+    /// Returns the length, in bytes, of the head that this node wrote for a direction. `None`: the exchange does not
+    /// exist.
     pub fn head_length(&self, id: ExchangeId, part: Direction) -> Option<u64> {
         self.lock().engine.head_length(id, part)
     }
 
-    /// Takes custody of an exchange.
+    /// Takes custody of an exchange that a local client begins.
     ///
     /// # Errors
     ///
-    /// The account holds its maximum number of exchanges.
+    /// The account has its maximum number of exchanges, or the journal is not available.
     pub fn begin(
         &self,
         id: ExchangeId,
@@ -150,12 +151,13 @@ impl CustodyService {
         })
     }
 
-    /// Assigns an exchange of a neighbour to this node.
+    /// Assigns an exchange that a neighbour began to this node: a local endpoint reads its request.
     pub fn accept_local(&self, id: ExchangeId, is_tunnel: bool) {
         self.act(|state, _| state.engine.accept_local(id, &self.arrivals, is_tunnel));
     }
 
-    /// Forwards an exchange of a neighbour. Ready once the account of its route has room for it.
+    /// Forwards an exchange that a neighbour began to the next node. Ready once the account of its route has room for
+    /// it.
     pub fn poll_lead(
         &self,
         cx: &Context<'_>,
@@ -172,12 +174,13 @@ impl CustodyService {
         })
     }
 
-    /// Sets the head of the response that this node writes.
+    /// Sets the head of the response that this node writes: `head` replaces the first `theirs` bytes.
     pub fn settle_response(&self, id: ExchangeId, theirs: u64, head: Bytes) {
         self.act(|state, _| state.engine.settle(id, Direction::Response, theirs, head));
     }
 
-    /// The next bytes of a head that is awaited.
+    /// Returns the next received bytes of a direction, until the caller reports by [`CustodyService::has_head`] that
+    /// the head is complete.
     pub fn poll_head(&self, cx: &Context<'_>, id: ExchangeId, part: Direction) -> Poll<Result<Bytes, Failure>> {
         let mut state = self.lock();
         if let Some(bytes) = state.ends.get_mut(&id).and_then(|end| end.heads[part.index()].pop_front()) {
@@ -186,14 +189,14 @@ impl CustodyService {
         state.wait(cx, id, part)
     }
 
-    /// Ends the reading of a head: bytes after it stay in the engine.
+    /// Ends the reading of a head. Bytes after the head stay in the engine.
     pub fn has_head(&self, id: ExchangeId, part: Direction) {
         if let Some(end) = self.lock().ends.get_mut(&id) {
             (end.heads[part.index()], end.has_head[part.index()]) = (VecDeque::new(), true);
         }
     }
 
-    /// Up to `most` bytes for a local reader, and whether they are the last.
+    /// Returns up to `most` bytes for a local reader, and whether they are the last of the stream.
     pub fn poll_read(
         &self,
         cx: &Context<'_>,
@@ -233,12 +236,12 @@ impl CustodyService {
         state.wait(cx, id, Direction::Response).map(|_: Result<(), _>| Ok(()))
     }
 
-    /// Fails an exchange on behalf of its local endpoint.
+    /// Ends an exchange with a failure on behalf of its local endpoint.
     pub fn fail(&self, id: ExchangeId, status: u16, reason: &str) {
         self.act(|state, _| state.engine.fail(id, status, reason));
     }
 
-    /// Whether the exchange exists and goes to another node.
+    /// Whether the exchange exists and is forwarded to another node.
     pub fn is_led(&self, id: ExchangeId) -> bool {
         let state = self.lock();
         state.engine.have(id, Direction::Request).is_some() && state.engine.is_led(id)
@@ -249,24 +252,24 @@ impl CustodyService {
         self.lock().ends.remove(&id);
     }
 
-    /// Ends exchanges and waits whose time has passed.
+    /// Ends exchanges whose deadline has passed, and waits that have taken too long.
     pub fn expire(&self) {
         self.act(|state, now| state.engine.expire(now));
     }
 
-    /// Time since the exchange arrived.
+    /// Returns the time since the exchange arrived. `None`: the exchange does not exist.
     pub fn age(&self, id: ExchangeId) -> Option<Duration> {
         self.act(|state, now| state.engine.age(now, id))
     }
 
-    /// The number of exchanges, and their bytes in memory and on disk.
+    /// Returns the number of exchanges, and their bytes in memory and on disk.
     pub fn held(&self) -> (usize, u64, u64) {
         let state = self.lock();
         let (memory, disk) = state.engine.kept();
         (state.engine.len(), memory, disk)
     }
 
-    /// The number of exchanges of neighbours that found no free slot since the last call.
+    /// Returns the number of exchanges of neighbours that found no free slot since the last call.
     pub fn take_refused(&self) -> u64 {
         self.lock().engine.take_refused()
     }

@@ -2,8 +2,8 @@
 //!
 //! In: entries in order, and ranges to read. Out: notices of durable entries, and bytes. Entries that arrive together
 //! are written together. An entry that becomes obsolete before its turn is not written at all. The store deletes
-//! segments from the oldest on once they hold nothing of use. If one exchange keeps an old segment, its entries are
-//! written again at the end. If the file system is full, the store may delete any segment (`reserve`).
+//! segments without live entries, the oldest first. If an old segment has few live entries, they are written again at
+//! the end of the journal. If the file system is full, the store may delete any segment (`reserve`).
 //!
 //! Never: a write on a worker's thread.
 
@@ -36,15 +36,15 @@ pub(super) use self::reserve::is_full;
 use super::journal_record::{self, JournalRecord};
 use super::stream_state::{Progress, RECORD};
 
-/// Length at which a segment is closed.
+/// Length at which a segment is closed, in bytes.
 const SEGMENT: u64 = 16 << 20;
-/// A complete stream of at most this length is sent before it is durable.
+/// A complete stream of at most this length, in bytes, is sent before it is durable.
 const SMALL: usize = RECORD as usize;
-/// Estimated length of an entry without data.
+/// Estimated length of an entry without data, in bytes.
 const FEW: usize = 64;
-/// Bytes of one batch.
+/// Maximum length of one batch, in bytes.
 const MAX_BATCH_BYTES: usize = 1 << 20;
-/// Length that the journal may have beyond twice its live bytes.
+/// Length, in bytes, that the journal may have beyond twice its live bytes.
 const SLACK: u64 = 4 * SEGMENT;
 /// Interval of retries while the disk is full.
 const DISK_FULL_RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -62,13 +62,13 @@ pub(super) enum Job {
 
 /// The receiver of the thread's reports.
 pub(super) trait Reader: Send + Sync {
-    /// Reports entries that are durable, in this order.
+    /// Reports entries that became durable, in the order of the journal.
     fn are_safe(&self, safe: Vec<Safe>);
     /// Delivers bytes of a read; `None` if the read failed.
     fn is_read(&self, id: ExchangeId, part: Direction, offset: u64, bytes: Option<Bytes>);
-    /// The disk fails with this error, or works again.
+    /// Reports that the disk fails with this error. `None`: it works again.
     fn is_stuck(&self, why: Option<&io::Error>);
-    /// The file system has room for this number of bytes in custody.
+    /// Reports for how many bytes in custody the file system has room.
     fn is_there(&self, bytes: u64);
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens the journal in a directory, and creates the directory if it does not exist. The store locks it against
+    /// Opens the journal in a directory, and creates the directory if it does not exist. Locks the directory against
     /// other processes.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Drop for Store {
 /// A journal that was read, before its thread starts.
 pub(super) struct Opened {
     files: Files,
-    /// Exchanges that the journal holds.
+    /// Live exchanges in the journal.
     pub(super) held: Vec<(ExchangeId, StoredExchange)>,
     /// Failed exchanges that must not run again.
     pub(super) gone: Vec<(ExchangeId, JournalRecord)>,
@@ -171,7 +171,7 @@ pub(super) struct Segment {
     path: PathBuf,
     file: Arc<File>,
     length: u64,
-    /// The directory entry of the file survives a loss of power.
+    /// Whether the directory entry of the file survives a loss of power.
     is_named: bool,
 }
 
@@ -179,15 +179,16 @@ pub(super) struct Segment {
 #[derive(Default)]
 struct Pending {
     notes: Vec<(ExchangeId, JournalRecord)>,
-    /// Obsolete entries, because the next node has acknowledged their bytes; they are reported as durable.
+    /// Entries that became obsolete before they were written, because the next node has acknowledged their bytes. They
+    /// are reported as durable.
     passed: Vec<Safe>,
     is_synced: bool,
     /// The disk rejected a write; `looked` is the time of the last check.
     is_stuck: bool,
     looked: Option<Instant>,
-    /// The disk rejected a batch; smaller batches may fit.
+    /// The disk rejected a batch, so that further batches are small.
     is_tight: bool,
-    /// Some entries became obsolete.
+    /// Whether some entries became obsolete.
     has_released: bool,
 }
 
@@ -206,7 +207,7 @@ struct Files {
     index: Index,
     /// Buffer of the next batch.
     out: BytesMut,
-    /// The reserve file exists, which provides room to move entries.
+    /// Whether the reserve file exists, which provides room to move entries.
     has_reserve: bool,
     _lock: Lock,
 }
@@ -269,8 +270,8 @@ impl Files {
     fn release(&mut self, pending: &mut Pending, id: ExchangeId, part: Direction, upto: u64) {
         let before = pending.notes.len();
         for (other, note) in &mut pending.notes {
-            // Only the mark of the end remains of a final piece. A stream of one record is kept, because the next node
-            // may ask for it again.
+            // Only the end of the stream remains of a final chunk. A stream of one record stays complete, because the
+            // next node may request it again.
             if let JournalRecord::Bytes { part: of, offset, is_last: true, bytes } = note
                 && *offset > 0
                 && (*other, *of, *offset + bytes.len() as u64) == (id, part, upto)
@@ -344,7 +345,7 @@ impl Files {
         }
         if pending.notes.is_empty() {
             (pending.is_synced, pending.is_tight) = (false, false);
-            // The entries that the disk rejected are obsolete.
+            // The entries that the disk rejected have become obsolete.
             if std::mem::take(&mut pending.is_stuck) {
                 reader.as_ref().inspect(|reader| reader.is_stuck(None));
             }
@@ -403,13 +404,13 @@ impl Files {
         Ok(())
     }
 
-    /// Removes a segment that holds nothing of use. Returns false if the removal fails: the end marks of its exchanges
-    /// must then stay as well.
+    /// Removes a segment without live entries. Returns false if the removal fails. Then the end marks of its exchanges
+    /// must stay as well.
     fn remove(&mut self, number: u64) -> bool {
         let Some(place) = self.index.segments.iter().position(|segment| segment.number == number) else { return false };
         let path = &self.index.segments[place].path;
         if let Err(error) = fs::remove_file(path) {
-            tracing::warn!(path = %path.display(), %error, "a segment of custody's journal is not removed");
+            tracing::warn!(path = %path.display(), %error, "cannot remove a segment of the custody journal");
             return false;
         }
         self.index.segments.remove(place);

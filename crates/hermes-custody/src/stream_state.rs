@@ -1,8 +1,8 @@
-//! A direction of an exchange: a byte stream that arrives from one side, is stored, and goes to the other.
+//! A direction of an exchange: a byte stream that arrives from one side, is stored, and is forwarded to the other.
 //!
 //! In: bytes at an offset, the offset that is durable, the offset that the next node has acknowledged. Out: bytes to
-//! write, acknowledgements, bytes to send. The stream keeps exactly the bytes that the next node has not acknowledged:
-//! in memory, or as a range on disk. Never: the identity of the exchange or of its sides.
+//! write, acknowledgements, bytes to send. The stream retains exactly the bytes that the next node has not
+//! acknowledged: in memory, or as a range on disk. Never: the identity of the exchange or of its sides.
 //!
 //! A node may replace the head that the previous node sent (`Via`, headers that a route rewrites). The bytes after the
 //! head are the same. Offsets of stored, sent and written bytes count in this node's stream. Only acknowledgements to
@@ -23,15 +23,15 @@ use hermes_wire::varint;
 const MERGE_ABOVE_CHUNKS: usize = 8;
 const MERGE_BELOW_BYTES: usize = 4 << 10;
 
-/// Maximum data of one record.
+/// Maximum length of the data in one record, in bytes.
 pub(crate) const RECORD: u64 = 16 << 10;
 
 /// The progress of one direction of an exchange.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes received so far.
+    /// Number of bytes from the beginning of the stream.
     pub offset: u64,
-    /// The last byte is among them.
+    /// Whether the stream ends at this offset.
     pub is_whole: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Progress {
 #[derive(Debug)]
 enum Chunk {
     Here(Bytes),
-    /// A range of this length that is on disk alone.
+    /// A range of this length that is only on disk.
     Away(u64),
 }
 
@@ -61,14 +61,14 @@ enum Head {
     Settled { length: u64, theirs: u64 },
 }
 
-/// The acknowledgements that the previous node has received over the present channel.
+/// The last acknowledgement that was sent to the previous node over the present channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AckState {
     /// No acknowledgement was sent.
     Unsent,
-    /// One is due even if it acknowledges nothing: the previous node learns from it whether the exchange is known.
+    /// An acknowledgement is due, even of zero bytes. It shows the previous node that this node knows the exchange.
     Due,
-    /// The last one, in the previous node's count.
+    /// The last acknowledgement, as an offset in the previous node's stream.
     Sent(Progress),
 }
 
@@ -77,9 +77,9 @@ enum AckState {
 enum Gap {
     /// No bytes are missing.
     Closed,
-    /// Bytes arrived without room for them, or after such bytes. The previous node must send them again.
+    /// Bytes arrived without room for them, or after bytes that were dropped. The previous node must send them again.
     Lost,
-    /// As `Lost`, and the previous node has heard that there is no room.
+    /// Like `Lost`, and the previous node was informed that there is no room.
     Refused,
     /// The previous node was asked to send again from this offset.
     Requested(u64),
@@ -90,7 +90,7 @@ impl Gap {
         matches!(self, Self::Lost | Self::Refused)
     }
 
-    /// Bytes were lost. A refusal that the previous node has heard still counts.
+    /// Records that bytes were lost. If the previous node was informed of a refusal, that still counts.
     fn open(&mut self) {
         if !self.is_open() {
             *self = Self::Lost;
@@ -119,29 +119,30 @@ pub(crate) struct StreamState {
     have: Progress,
     /// Bytes that are durable.
     safe: Progress,
-    /// The acknowledgements over the present channel.
+    /// The last acknowledgement over the present channel.
     ack: AckState,
     gap: Gap,
-    /// The next node may hold more than this process has, and has not reported its offset yet.
+    /// The next node may have received more bytes than this process has, and has not reported its offset yet.
     is_behind: bool,
-    /// Until this offset is durable, only durable bytes are sent. If this node restarts, it must not send another head.
+    /// Until this offset is durable, only durable bytes are sent, so that a restarted node does not send a different
+    /// head.
     first: u64,
     /// Stored bytes from this offset on are still on disk.
     floor: u64,
-    /// Number of pieces on disk, from `floor` on.
+    /// Number of written chunks on disk, from `floor` on.
     pieces: u64,
     /// Bytes sent over the present channel.
     sent: Progress,
     /// Bytes that the next node has acknowledged.
     held: Progress,
-    /// The next node has no room, and will report when it has.
+    /// The next node has no room, and will report when it has room again.
     waits: bool,
-    /// Length of the requested read from disk.
+    /// Length of the requested read from disk, in bytes. 0: no read is pending.
     loading: u64,
 }
 
 impl Default for StreamState {
-    /// A stream whose bytes pass unchanged.
+    /// Creates a stream whose bytes are forwarded unchanged.
     fn default() -> Self {
         Self {
             kept: VecDeque::new(),
@@ -170,7 +171,7 @@ impl StreamState {
         Self { head: Head::Awaited, ..Self::default() }
     }
 
-    /// Length of the head that this node wrote.
+    /// Returns the length of the head that this node wrote, in bytes.
     pub(crate) fn head_length(&self) -> u64 {
         match self.head {
             Head::Awaited => 0,
@@ -288,9 +289,9 @@ impl StreamState {
         self.gap.is_open()
     }
 
-    /// Returns the next acknowledgement for the previous node, if it has not heard it yet, and whether the node must
-    /// send the following bytes again. `is_read_again`: bytes that were read may be read again after a restart, so that
-    /// only durable bytes count as stored.
+    /// Returns the next acknowledgement for the previous node, and whether that node must send the following bytes
+    /// again. `None`: the previous node has received it. `is_read_again`: bytes that were read may be read again after
+    /// a restart, so that only durable bytes count as stored.
     pub(crate) fn news(&mut self, has_room: bool, is_read_again: bool) -> Option<(Progress, AckReason)> {
         let (acknowledged, reason) = self.next_ack(has_room, is_read_again)?;
         match reason {
@@ -321,7 +322,7 @@ impl StreamState {
         // Bytes that the next node has acknowledged count as durable.
         let is_held = !is_read_again && (self.held.offset > self.safe.offset || self.held.is_whole);
         let safe = if is_held { self.held } else { self.safe };
-        // An impossible offset from a neighbour is not passed on.
+        // An offset that no record can encode, from a faulty neighbour, is not passed on.
         let offset = safe.offset.checked_sub(length).map_or(0, |behind| theirs.saturating_add(behind).min(varint::MAX));
         let acknowledged = Progress { offset, is_whole: safe.is_whole };
         if self.gap.is_open() && has_room && safe.offset == self.have.offset && !self.is_behind {
@@ -333,7 +334,7 @@ impl StreamState {
         }
         let is_due = match self.ack {
             AckState::Due => true,
-            // An acknowledgement of nothing is not sent.
+            // An acknowledgement of zero bytes is not sent.
             AckState::Unsent => acknowledged != Progress::default(),
             AckState::Sent(last) => acknowledged != last,
         };
@@ -350,7 +351,7 @@ impl StreamState {
             return;
         }
         if upto.offset > self.have.offset {
-            // This node lost bytes that the next node received earlier; nobody needs them any longer.
+            // This node lost bytes that the next node received earlier. They are no longer needed.
             self.have.offset = upto.offset;
             self.have.is_whole |= upto.is_whole;
             self.sent = Progress { offset: upto.offset, is_whole: false };
@@ -386,7 +387,7 @@ impl StreamState {
             }
             if ahead < first.len() {
                 match first {
-                    // A slice keeps the whole chunk alive.
+                    // The slice still retains the whole chunk.
                     Chunk::Here(bytes) => {
                         let _ = bytes.split_to(ahead as usize);
                         self.in_memory -= ahead;
@@ -403,7 +404,7 @@ impl StreamState {
         }
     }
 
-    /// Whether the next node asks for bytes that it had acknowledged and this node has dropped.
+    /// Whether the next node requests bytes that it had acknowledged and that this node has dropped.
     pub(crate) fn has_gone(&self, upto: u64, is_whole: bool) -> bool {
         upto < self.held.offset || (self.held.is_whole && !is_whole)
     }
@@ -413,12 +414,12 @@ impl StreamState {
         (self.sent, self.waits) = (self.held, false);
     }
 
-    /// Handles a refusal: the next node has no room for the bytes in flight, and will report when it has.
+    /// Handles a refusal: the next node has no room for the bytes in flight, and will report when it has room again.
     pub(crate) fn wait(&mut self) {
         (self.sent, self.waits) = (self.held, true);
     }
 
-    /// Prepares for a new channel to the previous node.
+    /// Prepares for a new channel to the previous node, over which acknowledgements are sent again.
     pub(crate) fn forget_acks(&mut self) {
         if matches!(self.ack, AckState::Sent(_)) {
             self.ack = AckState::Unsent;
@@ -428,13 +429,13 @@ impl StreamState {
         }
     }
 
-    /// Like [`StreamState::forget_acks`], and sends an acknowledgement in any case.
+    /// Works like [`StreamState::forget_acks`], and makes an acknowledgement due in any case.
     pub(crate) fn greet(&mut self) {
         self.forget_acks();
         self.ack = AckState::Due;
     }
 
-    /// The next bytes for the next node, at most `most`.
+    /// Returns the next item for the next node, with at most `most` bytes. `None`: nothing may be sent.
     pub(crate) fn send(&mut self, most: usize) -> Option<Next> {
         if !self.is_sendable() {
             return None;
@@ -472,7 +473,7 @@ impl StreamState {
         !self.awaits_head() && self.loading == 0 && !self.waits && is_there
     }
 
-    /// The offset up to which bytes may be sent.
+    /// Returns the offset up to which bytes may be sent.
     fn limit(&self) -> Progress {
         // A stream of one record arrives completely or not at all. The next node cannot receive a part of it that would
         // differ after a restart.
@@ -480,18 +481,18 @@ impl StreamState {
         if self.safe.offset < self.first && !is_one { self.safe } else { self.have }
     }
 
-    /// Bytes in flight.
+    /// Returns the number of bytes in flight.
     pub(crate) fn in_flight(&self) -> u64 {
         self.sent.offset - self.held.offset
     }
 
-    /// Bytes stored, in memory or on disk.
+    /// Returns the number of bytes stored, in memory or on disk.
     pub(crate) fn kept(&self) -> u64 {
         self.have.offset - self.base
     }
 
-    /// Bytes in memory. Unwritten bytes count even if the next node has acknowledged them, because they wait for the
-    /// disk.
+    /// Returns the number of bytes in memory. Unwritten bytes count even if the next node has acknowledged them,
+    /// because they wait for the disk.
     pub(crate) fn in_memory(&self, is_written: bool) -> u64 {
         let unwritten = if is_written { self.base.saturating_sub(self.safe.offset) } else { 0 };
         self.in_memory + unwritten

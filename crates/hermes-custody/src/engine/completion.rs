@@ -1,4 +1,4 @@
-//! The ends of exchanges, and the neighbours that must learn of them.
+//! The ends of exchanges, and the neighbours that must be informed of them.
 //!
 //! In: exchanges that completed, failed or reached their deadline. Out: failures for local clients, and records for
 //! neighbours, repeated until the neighbour confirms the end or the deadline passes.
@@ -12,7 +12,8 @@ use super::super::NO_CHANNEL;
 use super::super::stream_state::Progress;
 use super::{Durability, Ended, Engine, Entry, Exchange, Output, Side};
 
-/// Ended exchanges that this node repeats to one neighbour. For older ones, the neighbour learns only that they ended.
+/// Maximum number of ends that this node repeats to one neighbour. For an older end, the neighbour receives only
+/// [`Record::Done`].
 const MAX_ENDED: usize = 16 << 10;
 
 /// Lifetime of an exchange that was begun without data, while its neighbour has no channel.
@@ -26,7 +27,7 @@ impl Engine {
         self.end(id, &Side::Here, Record::Gone { id, status, reason: reason.to_owned() });
     }
 
-    /// Ends an exchange with a failure reported by `by`, and tells the other side.
+    /// Ends an exchange with a failure reported by `by`, and reports the failure to the other side.
     pub(super) fn end(&mut self, id: ExchangeId, by: &Side, record: Record) {
         let exchange = self.exchanges.get(&id);
         let order = exchange.and_then(Exchange::order);
@@ -41,7 +42,7 @@ impl Engine {
         };
         let Some(mut exchange) = self.remove(id, entry) else { return };
         if !exchange.is_known {
-            // The next node does not know the exchange, so it receives no end.
+            // No record of the exchange was sent to the next node, so its end is not sent either.
             exchange.to = exchange.to.filter(|to| *to == Side::Here);
         }
         for side in [Some(exchange.from), exchange.to].into_iter().flatten() {
@@ -78,7 +79,7 @@ impl Engine {
         }
         let Some(mut exchange) = self.remove(id, Entry::Forget) else { return };
         if let Some(Side::Peer(peer)) = exchange.to.take() {
-            // The acknowledgement carries the final offset as the next node counts it.
+            // The acknowledgement contains the final offset in the next node's count.
             exchange.response.forget_acks();
             let upto = exchange.response.news(false, false).map_or(0, |(said, _)| said.offset);
             let record = Record::Held { id, part: Direction::Response, upto, is_whole: true, behind: AckReason::Taken };
@@ -88,7 +89,7 @@ impl Engine {
         if let Side::Peer(peer) = exchange.from {
             self.queue_record(&peer, Record::Done { id });
             if exchange.is_tunnel {
-                // A neighbour that restarts before it has heard of the end would begin the tunnel again, and the node
+                // A neighbour that restarts before it has received the end would begin the tunnel again, and the node
                 // would dial twice.
                 self.remember_ended(id, peer, Record::Done { id }, exchange.deadline, false);
             }
@@ -118,8 +119,8 @@ impl Engine {
         }
     }
 
-    /// Records that this neighbour has heard of the end. An order stays known until its deadline, because the neighbour
-    /// may know nothing of it and receive the same order again.
+    /// Records that this neighbour was informed of the end. The end of an order is retained until its deadline, because
+    /// the neighbour may have forgotten the order and receive it again.
     pub(super) fn has_heard(&mut self, id: ExchangeId, peer: &Arc<str>) {
         let all = self.ended.get(&id).into_iter().flatten();
         let Some(number) = all.filter(|one| one.peer == *peer && one.is_order).map(|one| one.number).next() else {
@@ -163,27 +164,27 @@ impl Engine {
         if let Some(account) = self.accounts.get_mut(&exchange.account) {
             account.remove_exchange(&exchange.owner);
         }
-        // Durable deletion is needed only if a neighbour waits for it. In all other cases the neighbours know of the
-        // end or report it again.
+        // Durable deletion is needed only if a neighbour waits for it. In all other cases the neighbours were informed
+        // of the end, or report it again.
         let is_waited_for = self.farewells.contains_key(&id) || entry != Entry::Forget;
         let survives = if is_waited_for { exchange.survives } else { Durability::Nothing };
         self.out.push_back(Output::Keep { id, entry, survives });
         Some(exchange)
     }
 
-    /// The number of ends that this neighbour has not confirmed.
+    /// Returns the number of ends that this neighbour has not confirmed.
     #[cfg(test)]
     pub(crate) fn ended_of(&self, peer: &str) -> usize {
         self.peers.get(peer).map_or(0, |peer| peer.ended.len())
     }
 
-    /// The next time at which [`Engine::expire`] has work.
+    /// Returns the next time at which [`Engine::expire`] has work.
     #[cfg(test)]
     pub(crate) fn deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// The reason of a deadline failure.
+    /// Returns the reason of a failure at the deadline.
     fn why_late(&self, id: ExchangeId) -> String {
         let next = self.exchanges.get(&id).and_then(|exchange| exchange.to.as_ref()?.peer());
         let trouble = next.and_then(|peer| Some((peer, self.peers.get(peer)?.trouble.as_ref()?)));
@@ -215,7 +216,7 @@ impl Engine {
         }
     }
 
-    /// Ends exchanges and waits whose time has passed.
+    /// Ends exchanges whose deadline has passed, and waits that have taken too long.
     pub(crate) fn expire(&mut self, now: Duration) {
         self.let_on_late(now);
         self.forget_empty(now);
@@ -231,7 +232,7 @@ impl Engine {
                 let reason = self.why_late(id);
                 self.fail(id, 504, &reason);
             }
-            // A neighbour that has not confirmed the end by now knows the deadline as well.
+            // A neighbour that has not confirmed the end by now ends the exchange at the same deadline.
             for ended in self.ended.remove(&id).into_iter().flatten() {
                 self.deadlines.remove(&(ended.until, id));
                 if ended.is_order {

@@ -1,4 +1,4 @@
-//! Requests to the disk, and its answers.
+//! Reads from the disk, and the engine's reaction to what became durable.
 //!
 //! In: offsets that are durable, and bytes read back. Out: read requests. If memory is scarce, durable bytes leave it.
 
@@ -9,7 +9,7 @@ use super::super::stream_state::Progress;
 use super::quota::Account;
 use super::{CHUNK, Engine, Output};
 
-/// Maximum bytes of one read.
+/// Maximum number of bytes of one read.
 const LOAD: u64 = 256 << 10;
 
 impl Engine {
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// Reports that the end of an exchange is durable.
+    /// Reports that the end of an exchange is durable. A neighbour that waits for that may now forget the exchange.
     pub(crate) fn is_forgotten(&mut self, id: ExchangeId) {
         if let Some(peer) = self.farewells.remove(&id) {
             self.queue_record(&peer, Record::Done { id });
@@ -52,7 +52,7 @@ impl Engine {
         self.fail(id, 500, "cannot read the stored bytes of the exchange");
     }
 
-    /// Delivers bytes of a read.
+    /// Delivers bytes that were read from disk.
     pub(crate) fn load(&mut self, id: ExchangeId, part: Direction, offset: u64, bytes: Bytes) {
         if let Some(exchange) = self.exchanges.get_mut(&id) {
             exchange.half(part).load(offset, bytes);

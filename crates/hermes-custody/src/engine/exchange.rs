@@ -14,7 +14,7 @@ use super::index::Indexed;
 /// A side of an exchange.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Side {
-    /// A client or an origin of this node.
+    /// The local side: a client or an origin of this node.
     Here,
     /// A neighbour, by its name.
     Peer(Arc<str>),
@@ -34,7 +34,7 @@ impl Side {
 pub(crate) enum Entry {
     /// The exchange exists.
     Begin { from: Side, account: Arc<str>, deadline: Duration, life: Duration },
-    /// The exchange goes to this side.
+    /// The exchange is assigned to this side, which receives its request.
     Lead { to: Side, account: Arc<str>, is_tunnel: bool },
     /// The stream begins with this head, which replaces the first `theirs` bytes of the previous node's stream.
     Head { part: Direction, theirs: u64, head: Bytes },
@@ -49,9 +49,10 @@ pub(crate) enum Entry {
 /// The journal's copy of one direction of an exchange, after a restart.
 #[derive(Debug, Default)]
 pub(crate) struct RestoredStream {
-    /// Length of the head that was replaced, and of the head that this node wrote.
+    /// Length of the head that was replaced, and of the head that this node wrote, in bytes. `None`: no head was
+    /// written.
     pub(crate) head: Option<(u64, u64)>,
-    /// Offset and length of each piece, in ascending order. All pieces are durable.
+    /// Offset and length of each written chunk, in ascending order. All chunks are durable.
     pub(crate) pieces: Vec<(Progress, u64)>,
 }
 
@@ -72,9 +73,10 @@ impl RestoredStream {
 pub(crate) enum Output {
     /// A neighbour began a new exchange. The caller assigns it by [`Engine::lead`] or [`Engine::take_in`].
     Begun { id: ExchangeId, peer: Arc<str> },
-    /// The next bytes of a direction whose head is awaited. [`Engine::settle`] ends this.
+    /// The next bytes of a direction whose head is awaited. After [`Engine::settle`], no more follow.
     Head { id: ExchangeId, part: Direction, bytes: Bytes },
-    /// An entry to write, in this order. The caller reports durable heads and bytes by [`Engine::is_safe`].
+    /// An entry to append to the journal, in the order of these actions. The caller reports durable heads and bytes by
+    /// [`Engine::is_safe`].
     Keep { id: ExchangeId, entry: Entry, survives: Durability },
     /// Stored bytes below this offset are no longer needed, except the head and the end of the stream.
     Release { id: ExchangeId, part: Direction, upto: u64 },
@@ -84,13 +86,13 @@ pub(crate) enum Output {
     Read { id: ExchangeId, part: Direction, offset: u64, length: u64 },
     /// A local reader has something to read by [`Engine::read`].
     Ready { id: ExchangeId, part: Direction },
-    /// There is something to send to a neighbour: it needs a channel, and calls of [`Engine::next_record`].
+    /// Records wait for a neighbour, which needs a channel. The caller takes them from [`Engine::next_record`].
     Stir(Arc<str>),
     /// Callers that [`Engine::append`] or [`Engine::lead`] refused may retry.
     Room,
     /// The producer of this exchange may retry.
     Onward { id: ExchangeId },
-    /// The exchange has failed; its local client must learn of it.
+    /// The exchange has failed. The caller informs its local client.
     Failed { id: ExchangeId, status: u16, reason: String },
     /// The exchange has ended on this node.
     Forget { id: ExchangeId },
@@ -99,11 +101,11 @@ pub(crate) enum Output {
 /// Limits of one account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Number of exchanges at once.
+    /// Maximum number of exchanges at a time.
     pub(crate) exchanges: usize,
-    /// Bytes of all exchanges in memory.
+    /// Maximum number of bytes of all exchanges in memory.
     pub(crate) memory: u64,
-    /// Bytes of all exchanges on disk.
+    /// Maximum number of bytes of all exchanges on disk.
     pub(crate) disk: u64,
     /// The failures that acknowledged bytes survive.
     pub(crate) survives: Durability,
@@ -112,7 +114,7 @@ pub(crate) struct Limits {
 /// The failures that bytes survive before the node acknowledges them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// No failure: the bytes are in memory alone.
+    /// No failure: the bytes are only in memory.
     #[default]
     Nothing,
     /// The end of the process.
@@ -125,16 +127,16 @@ pub(crate) enum Durability {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
     Taken,
-    /// The account has no room; [`Output::Room`] says when to retry.
+    /// The account has no room; [`Output::Room`] reports when to retry.
     Full,
-    /// The producer is far ahead of its path; [`Output::Onward`] says when to retry.
+    /// The producer is far ahead of its path; [`Output::Onward`] reports when to retry.
     Ahead,
     /// The exchange no longer exists.
     Gone,
 }
 
-/// Bytes of a request that are accepted before its route is known: the data of a fast link until then. Any route has
-/// room for this amount.
+/// Maximum number of bytes of a request that are accepted before its route is known: the data that a fast link delivers
+/// until then. Any route has room for this amount.
 const EARLY: u64 = 256 << 10;
 
 #[derive(Debug)]
@@ -152,23 +154,24 @@ pub(super) struct Exchange {
     pub(super) owner: Arc<str>,
     /// A tunnel ends when both directions have ended, in either order. Each step extends its deadline.
     pub(super) is_tunnel: bool,
-    /// The custody time that the exchange was given.
+    /// Time from the exchange's arrival to its deadline. For a tunnel, the time from its last progress.
     pub(super) life: Duration,
-    /// True if the next node knows the exchange from the present channel.
+    /// Whether the exchange was announced to the next node over the present channel.
     pub(super) is_begun: bool,
-    /// True if the next node may know the exchange from any channel.
+    /// Whether the exchange may have been announced to the next node over any channel.
     pub(super) is_known: bool,
-    /// The exchange was restored from the journal, and may have lost its last bytes.
+    /// Whether the exchange was restored from the journal, and may have lost its last bytes.
     pub(super) is_restored: bool,
-    /// The previous side has confirmed the exchange. After a restart the node cannot tell whether a restored exchange
-    /// had ended. Until the previous side mentions it, its request is not forwarded, because it might run twice.
+    /// Whether the previous side has confirmed the exchange. After a restart, the node does not know whether a restored
+    /// exchange had ended. Until the previous side sends a record about it, its request is not forwarded, because it
+    /// might run twice.
     pub(super) is_vouched: bool,
-    /// True if the request was sent, or may have been sent, to an origin that must not receive it twice.
+    /// Whether the request went, or may have gone, to an origin that must not receive it twice.
     pub(super) is_intended: bool,
-    /// The durability at arrival or assignment. A later change of the configuration has no effect, because bytes in
-    /// memory alone cannot be read again.
+    /// The durability at arrival or assignment. A later change of the configuration has no effect, because bytes that
+    /// are only in memory cannot be read again.
     pub(super) survives: Durability,
-    /// A local producer was refused bytes of this exchange.
+    /// Whether a local producer was refused bytes of this exchange.
     pub(super) is_refused: bool,
     /// Positions of both directions in the indexes, in the order of `PARTS`.
     pub(super) indexed: [Indexed; 2],
@@ -219,15 +222,16 @@ impl Exchange {
         part == Direction::Response || self.is_vouched
     }
 
-    /// Whether the next node knows the exchange. A node that is asked for a response before it hears of the request
-    /// would report it as lost.
+    /// Whether the next node knows the exchange. A node that receives a record about the response before the request
+    /// reports the exchange as lost.
     pub(super) fn is_there(&self) -> bool {
         let nothing = Progress::default();
         self.is_begun || self.request.held() != nothing || self.response.have() != nothing
     }
 
-    /// Whether bytes may be read again after they were read: by an origin request that is replayed, by a comparison
-    /// with the replayed response, or by a client that returns. In all other cases the next node answers for them.
+    /// Whether bytes may be read again after they were read: for an origin request that is replayed, for a comparison
+    /// with the replayed response, or for a client that returns. In all other cases the next node is responsible for
+    /// them.
     pub(super) fn is_read_again(&self, part: Direction) -> bool {
         let is_of_origin = part == Direction::Response && self.source(part) == Some(&Side::Here);
         !self.is_tunnel && (is_of_origin || self.sink(part) == Some(&Side::Here))
@@ -241,8 +245,8 @@ impl Exchange {
         }
     }
 
-    /// The neighbour that may begin this order again after it may have run here, and the deadline until which that
-    /// counts.
+    /// Returns the neighbour that may begin this order again after the order may have run on this node, and the
+    /// deadline until which it must not run again. `None`: the exchange is no order, or began at a local client.
     pub(super) fn order(&self) -> Option<(Arc<str>, Duration)> {
         let from = self.from.peer().filter(|_| self.is_intended)?;
         Some((from.clone(), self.deadline))

@@ -39,10 +39,10 @@ pub(super) struct Peer {
     pub(super) loading: u64,
     /// Chunks sent since the oldest exchange had its turn.
     pub(super) turns: u32,
-    /// Exchanges of the neighbour, and ends that it must hear of, the oldest first.
+    /// Exchanges in which the neighbour takes part, and ends of which it must be informed (`ended`), the oldest first.
     pub(super) exchanges: BTreeSet<ExchangeId>,
     pub(super) ended: BTreeMap<u64, ExchangeId>,
-    /// Ends that the neighbour hears of only if it mentions the exchange.
+    /// Ends of which the neighbour is informed only if it sends a record about the exchange.
     pub(super) through: BTreeMap<u64, ExchangeId>,
 }
 
@@ -52,7 +52,7 @@ impl Peer {
         self.exchanges.is_empty() && self.ended.is_empty()
     }
 
-    /// Drops an end that the neighbour has heard, or no longer needs to hear.
+    /// Drops an end of which the neighbour was informed, or no longer needs to be.
     pub(super) fn forget(&mut self, ended: u64) {
         self.ended.remove(&ended);
         self.through.remove(&ended);
@@ -78,7 +78,7 @@ pub(super) struct Indexed {
     pub(super) disk: u64,
     spare: u64,
     pub(super) places: u64,
-    /// True if the local reader was notified of data.
+    /// Whether the local reader was woken, because there is data.
     pub(super) is_ready_told: bool,
 }
 
@@ -139,7 +139,7 @@ impl Engine {
         }
     }
 
-    /// Tells refused callers and neighbours about room that became free by other means than the one they wait for.
+    /// Wakes refused callers, and lets refused neighbours send again, because the account may have room now.
     pub(super) fn tell_room(&mut self, account: &Arc<str>) {
         let Some(state) = self.accounts.get_mut(account) else { return };
         if std::mem::take(&mut state.has_refused) {
@@ -205,7 +205,7 @@ impl Engine {
                 self.out.push_back(Output::Ready { id, part });
             }
             if exchange.is_refused && (now.memory < before.memory || now.disk < before.disk) {
-                // The usage of this exchange itself has shrunk, whatever others use.
+                // This exchange uses less than before, so its producer may retry, whatever other exchanges use.
                 exchange.is_refused = false;
                 self.out.push_back(Output::Onward { id });
             }
@@ -225,9 +225,9 @@ impl Engine {
     }
 }
 
-/// Minimum of unneeded bytes that are deleted at once.
+/// Minimum number of unneeded bytes that are deleted at once.
 const MIN_RELEASE_BYTES: u64 = 256 << 10;
-/// Overhead of a written piece beside its bytes: its position in memory, and its record header on disk.
+/// Overhead of a written chunk beside its data, in bytes: its position in memory, and its record header on disk.
 const IN_MEMORY: u64 = 96;
 const ON_DISK: u64 = 48;
 
@@ -236,7 +236,7 @@ fn stand(exchange: &mut Exchange, part: Direction, account: &Account) -> Indexed
     let on_disk = exchange.is_on_disk();
     let before = exchange.indexed[part.index()];
     let is_answered = exchange.is_answered(part);
-    // An exchange that is not confirmed itself acknowledges nothing.
+    // An exchange that the previous side has not confirmed acknowledges nothing.
     let may_speak = part == Direction::Request || (exchange.is_vouched && exchange.is_there());
     let (may_go_on, is_early) = (exchange.may_go_on(part), exchange.is_early(part, CHUNK));
     let sink = match exchange.sink(part) {

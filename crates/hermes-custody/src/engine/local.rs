@@ -11,11 +11,11 @@ use hermes_wire::custody::{Direction, ExchangeId};
 use super::super::stream_state::{Next, Progress};
 use super::{Appended, Engine, Exchange, Output, PARTS, Side};
 
-/// Maximum of unsent bytes from a local producer while the next node has a channel. Data that arrives faster than the
-/// path takes it would use storage, and time that sending needs.
+/// Maximum number of unsent bytes of a local producer while the next node has a channel. Data that arrives faster than
+/// the path accepts it would use storage, and CPU time that sending needs.
 const MAX_UNSENT_BYTES: u64 = 1 << 20;
-/// Maximum wait for the path. After it the path counts as slow or down, and everything that fits is accepted, because
-/// an origin may not be patient.
+/// Maximum wait of a producer for its path. After it the path counts as slow or down, and everything that fits is
+/// accepted, because an origin may time out.
 const LONG: Duration = Duration::from_secs(1);
 
 /// A local producer that is ahead of its path.
@@ -47,7 +47,7 @@ impl Engine {
             return Appended::Ahead;
         }
         let Some(exchange) = self.exchanges.get_mut(&id) else { return Appended::Gone };
-        // The head must be durable first: after a restart, the reader must not see another head.
+        // If this node restarts and sends the request again, the reader must not receive a different head.
         if part == Direction::Response {
             exchange.response.send_durable_only();
         }
@@ -91,7 +91,7 @@ impl Engine {
         }
     }
 
-    /// Up to `most` bytes for a local reader, and whether they are the last; `None` if there are none yet.
+    /// Returns up to `most` bytes for a local reader, and whether they are the last. `None`: there are none yet.
     pub(crate) fn read(&mut self, id: ExchangeId, part: Direction, most: usize) -> Option<(Bytes, bool)> {
         let is_here = |exchange: &&mut Exchange| exchange.sink(part) == Some(&Side::Here) && exchange.may_go_on(part);
         let exchange = self.exchanges.get_mut(&id).filter(is_here)?;
@@ -117,8 +117,8 @@ impl Engine {
         read
     }
 
-    /// Lets another local client read a response from the beginning. Returns false if bytes that were read are deleted,
-    /// or the exchange has ended.
+    /// Lets another local client read a response from the beginning. Returns false if bytes of the response were
+    /// deleted, or if the exchange has ended.
     pub(crate) fn reopen(&mut self, id: ExchangeId) -> bool {
         let Some(exchange) = self.exchanges.get_mut(&id).filter(|exchange| exchange.from == Side::Here) else {
             return false;

@@ -14,19 +14,20 @@ use super::super::stream_state::{Next, Progress, StreamState};
 use super::quota::Account;
 use super::{CHUNK, Engine, Exchange, Output, PARTS, Side};
 
-/// The oldest exchange gets one chunk in this number; the other chunks go to the exchange with the fewest bytes sent.
+/// The oldest exchange gets one in this number of chunks. The exchange with the fewest bytes sent gets the others.
 const FOR_THE_OLDEST: u32 = 8;
 /// Separator between the name of a neighbour that connects to this node and the name of its connection.
 pub const BY: &str = " by ";
 /// Maximum custody time that a neighbour may request.
 pub(crate) const MAX_CUSTODY_TIME: Duration = Duration::from_secs(7 * 24 * 3600);
-/// Control records that wait for one neighbour. The neighbour asks again for those that find no room.
+/// Maximum number of control records that wait for one neighbour. Further ones are dropped, and the neighbour asks
+/// again.
 const MAX_WAITING_RECORDS: usize = 4096;
-/// Ends that wait for the disk before the neighbour that reported them may forget them. Beyond this number the node
-/// confirms an end at once.
+/// Maximum number of ends that wait for the disk before the neighbour that reported them may forget them. Beyond this
+/// number the node confirms an end at once.
 const MAX_UNCONFIRMED_ENDS: usize = 16 << 10;
 
-/// Name of the neighbour that owns a connection, without the name of the connection.
+/// Returns the name of the neighbour that owns a connection, without the name of the connection.
 pub(super) fn owner_of(peer: &Arc<str>) -> Arc<str> {
     peer.split_once(BY).map_or_else(|| peer.clone(), |(node, _)| Arc::from(node))
 }
@@ -65,7 +66,7 @@ impl Engine {
             }
             if exchange.to.as_ref() == Some(&side) {
                 exchange.is_begun = false;
-                // The neighbour may have lost its part of the request, or wait until this node confirms the exchange.
+                // The neighbour may have lost its bytes of the request, or wait until this node confirms the exchange.
                 // No other record would reveal that.
                 if exchange.request.held() != Progress::default() {
                     exchange.response.greet();
@@ -99,7 +100,7 @@ impl Engine {
         }
     }
 
-    /// Records why there is no channel to a neighbour.
+    /// Records the reason why there is no channel to a neighbour.
     pub(crate) fn is_troubled(&mut self, peer: &str, why: &str) {
         if let Some(state) = self.peers.get_mut(peer).filter(|state| state.trouble.as_deref() != Some(why)) {
             state.trouble = Some(Arc::from(why));
@@ -111,12 +112,12 @@ impl Engine {
         self.peers.get(peer).is_some_and(|peer| !peer.is_idle())
     }
 
-    /// The number of exchanges that this neighbour takes part in.
+    /// Returns the number of exchanges in which this neighbour takes part.
     pub(crate) fn waiting(&self, peer: &str) -> usize {
         self.peers.get(peer).map_or(0, |peer| peer.exchanges.len())
     }
 
-    /// Handles a record of a neighbour. An exchange that it begins counts on `account` until it is assigned.
+    /// Handles a record of a neighbour. An exchange that it begins uses the quota of `account` until it is assigned.
     pub(crate) fn receive(&mut self, now: Duration, peer: &Arc<str>, record: Record, account: &Arc<str>) {
         let side = Side::Peer(peer.clone());
         if let Record::Begin { id, .. } | Record::Data { id, .. } | Record::Held { id, .. } = record {
@@ -132,8 +133,8 @@ impl Engine {
                 let Some(exchange) = self.exchanges.get_mut(&id).filter(goes_to) else {
                     return self.unknown(peer, id);
                 };
-                // A restored exchange may have lost bytes that the killed process had sent. If an origin of this node
-                // produced them, only the acknowledgement of a complete response is plausible.
+                // A killed process may have sent more bytes than the journal has. If a local origin produced them, the
+                // origin is asked again, so only an acknowledgement of the complete response counts.
                 let may_have_lost = exchange.is_restored && (is_whole || exchange.source(part) != Some(&Side::Here));
                 let is_silent =
                     part == Direction::Request && !exchange.is_begun && exchange.request.held() == Progress::default();
@@ -175,8 +176,8 @@ impl Engine {
                     && let Some(exchange) = self.exchanges.get_mut(&id)
                     && exchange.request.held() != Progress::default()
                 {
-                    // The neighbour speaks first, and may wait until this node confirms the exchange. This node may
-                    // have nothing else to send.
+                    // The neighbour sent a record first, and may wait until this node confirms the exchange. This node
+                    // may have nothing else to send.
                     exchange.response.greet();
                 }
                 self.reindex(id);
@@ -253,7 +254,7 @@ impl Engine {
         }
     }
 
-    /// Confirms an exchange, because the side that it came from mentions it.
+    /// Confirms an exchange, because its previous side has sent a record about it.
     fn vouch(&mut self, id: ExchangeId, side: &Side) {
         if let Some(exchange) = self.exchanges.get_mut(&id).filter(|one| !one.is_vouched && one.from == *side) {
             exchange.is_vouched = true;
@@ -261,7 +262,7 @@ impl Engine {
         }
     }
 
-    /// Detaches the next node from an exchange whose response is complete here.
+    /// Detaches the next node from an exchange whose complete response is stored on this node.
     fn go_on_alone(&mut self, id: ExchangeId, next: &Side) {
         self.unindex(id);
         if let Some(exchange) = self.exchanges.get_mut(&id) {
@@ -312,12 +313,12 @@ impl Engine {
         }
     }
 
-    /// The record that reports an ended exchange to this neighbour.
+    /// Returns the record that reports an ended exchange to this neighbour.
     pub(super) fn ended_for(&self, id: ExchangeId, peer: &Arc<str>) -> Option<&Record> {
         self.ended.get(&id)?.iter().find(|ended| ended.peer == *peer).map(|ended| &ended.record)
     }
 
-    /// Answers a neighbour that mentions an exchange that has ended or never existed here.
+    /// Answers a neighbour's record about an exchange that has ended or never existed on this node.
     pub(super) fn unknown(&mut self, peer: &Arc<str>, id: ExchangeId) {
         let again = self.ended_for(id, peer).cloned();
         self.queue_record(peer, again.unwrap_or(Record::Done { id }));
@@ -331,8 +332,8 @@ impl Engine {
         }
     }
 
-    /// The next record for this neighbour, if one may be sent now. `window` limits the bytes in flight, if the link's
-    /// capacity is known.
+    /// Returns the next record for this neighbour, if one may be sent now. `window` limits the bytes in flight, if the
+    /// link's capacity is known.
     pub(crate) fn next_record(&mut self, now: Duration, peer: &Arc<str>, window: Option<u64>) -> Option<Record> {
         loop {
             let state = self.peers.get_mut(peer).filter(|state| state.is_open)?;
@@ -357,8 +358,8 @@ impl Engine {
                     None => continue,
                 }
             }
-            // The exchange with the fewest bytes sent goes first: small ones finish soon, and large ones share the
-            // rest.
+            // The exchange with the fewest bytes sent goes first: small exchanges finish soon, and large exchanges
+            // share the remaining capacity.
             let is_turn = state.turns + 1 >= FOR_THE_OLDEST;
             let first = if is_turn { &state.oldest } else { &state.least }.first().copied();
             let Some((_, id, part)) = first else {
@@ -370,7 +371,7 @@ impl Engine {
             if part == Direction::Request && !exchange.is_there() {
                 (exchange.is_begun, exchange.is_known) = (true, true);
                 let left = exchange.deadline.saturating_sub(now);
-                // From here on the neighbour may be asked for the response.
+                // From now on, acknowledgements of the response may be sent to the neighbour.
                 self.reindex(id);
                 return Some(Record::Begin { id, left: u64::try_from(left.as_millis()).unwrap_or(u64::MAX >> 2) });
             }
@@ -383,7 +384,7 @@ impl Engine {
             let record = match next {
                 Some(Next::Bytes { offset, bytes, is_last }) => {
                     if state.in_flight == 0 {
-                        // Data that ended without an acknowledgement is no longer waited for.
+                        // No bytes are in flight, so samples of data that was never acknowledged are dropped.
                         state.pace.begin();
                     }
                     state.pace.sent(now, bytes.len() as u64);

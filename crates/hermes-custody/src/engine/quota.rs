@@ -1,7 +1,7 @@
 //! Storage quota of an account, and its fair distribution.
 //!
-//! In: usage of directions, before and now. Out: whether more bytes of one are accepted, and whether to ask for more.
-//! Never: the owner of the account.
+//! In: the usage of each direction, before and now. Out: whether more bytes of a direction are accepted, and whether to
+//! request more. Never: the owner of the account.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use hermes_wire::custody::{Direction, ExchangeId};
 use super::index::Indexed;
 use super::{Durability, Exchange, Limits, PARTS};
 
-/// Guaranteed share of one direction of an exchange if the account has room at all: one record and its index entry.
+/// Guaranteed share of one direction of an exchange, in bytes, if the account has room at all: one record and its index
+/// entry.
 const LEAST: u64 = 32 << 10;
-/// A refused caller retries when this fraction of the limit has become free.
+/// The limit divided by this number must become free before a refused caller retries.
 const LEVELS: u64 = 32;
 const MEMORY: usize = 0;
 const DISK: usize = 1;
@@ -22,9 +23,9 @@ const DISK: usize = 1;
 #[derive(Debug)]
 pub(super) struct Account {
     pub(super) limits: Limits,
-    /// Available disk space, whatever the account's own limit is.
+    /// Available disk space in bytes, whatever the account's own limit is.
     pub(super) disk_there: u64,
-    /// The disk is full: bytes that are not needed are not stored, and nothing waits to be stored.
+    /// Whether the disk is full. Then bytes that are not needed are not stored, and nothing waits to be stored.
     pub(super) is_stuck: bool,
     pub(super) exchanges: usize,
     /// Number of exchanges by owner: a neighbour or a user.
@@ -35,14 +36,14 @@ pub(super) struct Account {
     of_part: [[u64; 2]; 2],
     /// Bytes on disk that are kept only while there is room. The set `spares` lists them by size, the largest last.
     pub(super) spare: u64,
-    /// Bytes of memory for the positions of pieces on disk.
+    /// Bytes of memory for the positions of written chunks.
     pub(super) places: u64,
     pub(super) spares: BTreeSet<(u64, ExchangeId, Direction)>,
     /// Maximum usage since refused callers last retried.
     peak: Used,
-    /// A refused caller waits for room.
+    /// Whether a refused caller waits for room.
     pub(super) has_refused: bool,
-    /// Exchanges with data of a neighbour that was refused.
+    /// Exchanges for which data of a neighbour was refused.
     pub(super) lacking: BTreeSet<ExchangeId>,
 }
 
@@ -124,9 +125,9 @@ impl Account {
             && (!self.is_on_disk() || fits(DISK, self.disk, used.disk, self.disk_limit()))
     }
 
-    /// Whether to ask a refused neighbour to send again. The margin is larger than in [`Account::takes`], so that the
-    /// data is not refused a second time. `now` is the usage of the direction; `counted` is the part that this account
-    /// includes already.
+    /// Whether to request refused data from a neighbour again. The margin is larger than in [`Account::takes`], so that
+    /// the data is not refused a second time. `now` is the usage of the direction; `counted` is the part of it that
+    /// this account includes already.
     pub(super) fn has_room(&self, part: Direction, counted: &Indexed, now: &Indexed) -> bool {
         let has = |tier: usize, kept: u64, of_half: u64, limit: u64, change: [u64; 2]| {
             let changed = |sum: u64| sum + change[1] - change[0];
@@ -194,7 +195,7 @@ impl Account {
 /// Bytes of memory and of disk: the total, and each direction.
 type Used = [[u64; 3]; 2];
 
-/// The share of one direction. Small streams get more, so that they do not wait for large ones.
+/// Returns the share of one direction. Small streams get more, so that they do not wait for large ones.
 fn of_direction(limit: u64, is_small: bool) -> u64 {
     if is_small { limit - limit / 8 } else { limit / 4 * 3 }
 }

@@ -1,8 +1,8 @@
 //! Exchanges whose client has disconnected, and may repeat its request.
 //!
 //! In: requests of clients that disconnected before the end of the response, and requests of present clients. Out: the
-//! exchange that a repeated request joins. Their number is limited, and they give way if exchanges with a client need
-//! the room.
+//! exchange that a repeated request joins. The number of these exchanges is limited, and they fail if exchanges with a
+//! client need the room.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use hermes_wire::custody::{Direction, ExchangeId};
 use super::CustodyService;
 use super::state::{End, State, Storing};
 
-/// Maximum number of responses that wait for clients to return.
+/// Maximum number of exchanges that wait for their clients to return.
 pub(super) const MAX_ABANDONED_RESPONSES: usize = 256;
 
 impl CustodyService {

@@ -30,7 +30,7 @@ impl CustodyService {
         self.act(|state, _| {
             if state.is_last(peer, channel) {
                 state.engine.closed(peer);
-                // A neighbour that nobody dials has a name of its own choice, so its entry is removed.
+                // A neighbour that this node does not dial chose its own name, so its entry is removed.
                 state.lines.retain(|name, line| name != peer || line.keeper.is_some());
             }
         });
@@ -48,8 +48,8 @@ impl CustodyService {
         begun.into_iter().map(|(id, _)| id).collect()
     }
 
-    /// The next record for a neighbour; `None` once another channel has replaced this one. `window` limits the bytes in
-    /// flight, if the capacity is known better than by acknowledgements.
+    /// Returns the next record for a neighbour. `None` once another channel has replaced this one. `window` limits the
+    /// bytes in flight, if the caller knows the path's capacity better than the acknowledgements show.
     pub fn poll_record(
         &self,
         cx: &Context<'_>,
@@ -73,7 +73,7 @@ impl CustodyService {
         })
     }
 
-    /// Records why there is no channel to this neighbour.
+    /// Records the reason why there is no channel to this neighbour.
     pub fn is_troubled(&self, peer: &str, why: &str) {
         self.lock().engine.is_troubled(peer, why);
     }
@@ -83,7 +83,7 @@ impl CustodyService {
         self.lock().engine.wants(peer)
     }
 
-    /// The number of exchanges that this neighbour takes part in.
+    /// Returns the number of exchanges in which this neighbour takes part.
     pub fn waiting(&self, peer: &Arc<str>) -> usize {
         self.lock().engine.waiting(peer)
     }

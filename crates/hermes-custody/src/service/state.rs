@@ -17,7 +17,7 @@ use super::super::store::{Job, Store, StoredExchange, StoredStream};
 use super::Failure;
 use super::abandoned::MAX_ABANDONED_RESPONSES;
 
-/// The state.
+/// The state of the custody service.
 pub(super) struct State {
     pub(super) engine: Engine,
     /// Local endpoints by exchange.
@@ -39,18 +39,18 @@ pub(super) struct State {
     /// Time of the last log message about a failing disk, and whether the recovery must be logged.
     pub(super) trouble: Option<Duration>,
     pub(super) is_troubled: bool,
-    /// Responses whose client has disconnected, by its request, the oldest first.
+    /// Exchanges whose client has disconnected, each with the client's request, the oldest first.
     pub(super) left: VecDeque<(Bytes, ExchangeId)>,
 }
 
 /// The destination of journal entries.
 pub(super) enum Storing {
-    /// Memory alone: entries are durable for the life of the process.
+    /// Only memory: entries count as durable for the life of the process.
     Memory,
-    /// A journal that another process still holds. Jobs wait until it is free, and no neighbour is served.
+    /// A journal that another process has still locked. Jobs wait until it is unlocked, and no neighbour is served.
     Awaited(Vec<Job>),
     Journal(Store),
-    /// No destination: another process has the journal.
+    /// No destination: another process uses the journal.
     Over,
 }
 
@@ -75,7 +75,7 @@ fn is_asked_whole(engine: &Engine, id: ExchangeId) -> bool {
     engine.have(id, Direction::Request).is_some_and(|request| request.is_whole)
 }
 
-/// Milliseconds since 1970.
+/// Returns the number of milliseconds since 1970.
 pub(super) fn date() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -88,11 +88,11 @@ pub(super) fn millis(period: Duration) -> u64 {
 /// A local endpoint of an exchange.
 #[derive(Default)]
 pub(super) struct End {
-    /// Received bytes of awaited heads, in the order of the parts, and whether the heads are known by now.
+    /// Received bytes of the awaited heads of request and response, and whether these heads are complete.
     pub(super) heads: [VecDeque<Bytes>; 2],
     pub(super) has_head: [bool; 2],
     pub(super) readers: [Option<Waker>; 2],
-    /// The intent to send the request is durable.
+    /// Whether the intent to send the request is durable.
     pub(super) is_intended: bool,
     pub(super) failure: Option<Failure>,
     pub(super) is_over: bool,
@@ -163,7 +163,7 @@ impl State {
     /// Restores a failed exchange that must not run again. It stays known as long as its neighbour may begin it again.
     pub(super) fn restore_end(&mut self, now: Duration, id: ExchangeId, note: JournalRecord) {
         let JournalRecord::Gone { peer, status, reason, deadline } = note else { return };
-        // A clock that was set back must not keep it forever.
+        // If the clock was set back, the end must not be retained forever.
         let left = Duration::from_millis(deadline.saturating_sub(date())).min(MAX_CUSTODY_TIME);
         let record = Record::Gone { id, status, reason: reason.to_string() };
         self.engine.restore_end(id, peer, record, now + left);
@@ -172,14 +172,14 @@ impl State {
     /// Restores an exchange from the journal.
     pub(super) fn restore(&mut self, now: Duration, id: ExchangeId, held: StoredExchange) {
         let StoredExchange { from, to, account, deadline, life, intent, is_tunnel, asked, halves } = held;
-        // A clock that was set back must not extend the deadline.
+        // If the clock was set back, the deadline must not be later.
         let left = Duration::from_millis(deadline.saturating_sub(date()).min(life));
         let Some(to) = to.filter(|_| !left.is_zero()) else { return self.engine.discard(id) };
         let peer = match &from {
             Side::Peer(peer) => Some(peer.clone()),
             Side::Here => None,
         };
-        // A tunnel with a local end cannot continue, because its socket was closed.
+        // A tunnel with a local endpoint cannot continue, because its socket was closed.
         let ends_here = is_tunnel && (from == Side::Here || to == Side::Here);
         let former = |StoredStream { head, pieces }| RestoredStream { head, pieces };
         let (sides, time) = ((from, to), (now, left, Duration::from_millis(life)));
@@ -286,7 +286,7 @@ impl State {
         }
     }
 
-    /// Lets a refused caller wait. `account` is the account without room; `None` stands for the exchange's own.
+    /// Registers a refused caller that waits. `account` is the account without room (`None`: that of the exchange).
     pub(super) fn unless_refused(
         &mut self,
         cx: &Context<'_>,
@@ -309,7 +309,7 @@ impl State {
         }
     }
 
-    /// Waits for progress of an existing exchange.
+    /// Registers a task that waits for progress of an existing exchange.
     pub(super) fn wait<T>(&mut self, cx: &Context<'_>, id: ExchangeId, part: Direction) -> Poll<Result<T, Failure>> {
         if !self.ends.contains_key(&id) && self.engine.have(id, part).is_none() {
             return Poll::Ready(Err(self.failure(id)));

@@ -25,11 +25,12 @@ const DISK_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A restored exchange, for the task that resumes it.
 pub struct RestoredExchange {
-    /// The exchange ends at this node.
+    /// Whether the exchange ends at this node.
     pub is_for_here: bool,
-    /// The exchange goes to another node, and the head of its response had not arrived yet.
+    /// Whether the exchange is forwarded to another node, and the head of its response had not arrived yet.
     pub awaits_head: bool,
-    /// The request may have been sent to an origin.
+    /// The certainty that the request was sent to an origin. `None`: no intent was recorded, so the request may be
+    /// sent.
     pub intent: Option<Intent>,
     /// Progress of the response.
     pub response: Progress,
@@ -45,7 +46,7 @@ impl CustodyService {
     ///
     /// # Errors
     ///
-    /// The journal cannot be opened; `WouldBlock` if another process holds it.
+    /// The journal cannot be opened; `WouldBlock` if another process has locked it.
     pub fn store_in(self: &Arc<Self>, directory: &Path) -> io::Result<()> {
         let opened = Store::open(directory)?;
         let reader: Arc<dyn Reader> = self.clone();
@@ -97,7 +98,7 @@ impl CustodyService {
         self.lock().is_ready()
     }
 
-    /// The state of a restored exchange.
+    /// Returns the state of a restored exchange. `None`: the exchange does not exist any more.
     pub fn resumed(&self, id: ExchangeId) -> Option<RestoredExchange> {
         let state = self.lock();
         Some(RestoredExchange {
@@ -160,7 +161,7 @@ impl Reader for CustodyService {
     fn is_stuck(&self, why: Option<&io::Error>) {
         self.act(|state, now| match why {
             Some(error) => {
-                // A full disk fails again and again.
+                // A full disk fails repeatedly.
                 if state.trouble.is_none_or(|said| now >= said + DISK_LOG_INTERVAL) {
                     tracing::error!(%error, "cannot write the custody journal; retrying");
                     (state.trouble, state.is_troubled) = (Some(now), true);

@@ -73,21 +73,22 @@ pub(crate) struct StoredExchange {
     pub(crate) halves: [StoredStream; 2],
 }
 
-/// A direction of such an exchange.
+/// A direction of an exchange found in the journal.
 #[derive(Debug, Default)]
 pub(crate) struct StoredStream {
-    /// Length of the head that was replaced, and of the head that this node wrote.
+    /// Length of the head that was replaced, and of the head that this node wrote, in bytes. `None`: no head was
+    /// written.
     pub(crate) head: Option<(u64, u64)>,
-    /// Offset and length of each piece, in ascending order.
+    /// Offset and length of each written chunk, in ascending order.
     pub(crate) pieces: Vec<(Progress, u64)>,
 }
 
-/// The index.
+/// The index of all segments.
 #[derive(Default)]
 pub(super) struct Index {
     pub(super) segments: VecDeque<Segment>,
     exchanges: HashMap<ExchangeId, Kept>,
-    /// End marks of exchanges that older segments may still have entries of, with the segment of the mark.
+    /// For each exchange of which older segments may still have entries, the segment of its end mark.
     pub(super) over: HashMap<ExchangeId, u64>,
     /// Live record bytes, by segment.
     live: HashMap<u64, u64>,
@@ -159,7 +160,7 @@ impl Index {
         self.free(extent.segment, extent.record);
     }
 
-    /// Whether anything of the exchange was written.
+    /// Whether any entry of the exchange was written.
     pub(super) fn has(&self, id: ExchangeId) -> bool {
         self.exchanges.contains_key(&id)
     }
@@ -180,7 +181,7 @@ impl Index {
         }
     }
 
-    /// Live bytes of a segment.
+    /// Returns the number of live bytes of a segment.
     pub(super) fn live(&mut self, segment: u64) -> u64 {
         // An end mark is obsolete once all older segments are removed.
         if let Some(oldest) = self.segments.front().map(|segment| segment.number) {
@@ -189,7 +190,7 @@ impl Index {
         self.live.get(&segment).copied().unwrap_or_default()
     }
 
-    /// The segment that is cheapest to empty; `None` if each is more than half live.
+    /// Returns the segment that is cheapest to empty. `None`: more than half of each segment is live.
     pub(super) fn least(&self) -> Option<u64> {
         let mut ends: HashMap<u64, u64> = HashMap::new();
         self.over.values().for_each(|said_in| *ends.entry(*said_in).or_default() += END);
@@ -211,7 +212,7 @@ impl Index {
         self.live.values().sum()
     }
 
-    /// Exchanges to restore. An exchange without a next side is dropped, because nothing of it was acknowledged.
+    /// Returns the exchanges to restore. Drops exchanges without a next side, because nothing of them was acknowledged.
     pub(super) fn held(&mut self) -> Vec<(ExchangeId, StoredExchange)> {
         let aimless: Vec<_> = self.exchanges.iter().filter(|(_, kept)| kept.is_aimless()).map(|(id, _)| *id).collect();
         aimless.into_iter().for_each(|id| self.forget(id));
@@ -240,8 +241,8 @@ impl Index {
         if at == end { Ok(out.freeze()) } else { Err(gone()) }
     }
 
-    /// The entries to write again before this segment is removed. An end mark is among them if an older segment may
-    /// have entries of its exchange.
+    /// Returns the entries to write again before this segment is removed. They include an end mark if an older segment
+    /// may have entries of its exchange.
     pub(super) fn moving(&self, segment: u64) -> io::Result<Vec<(ExchangeId, Vec<JournalRecord>)>> {
         let mut moving = Vec::new();
         for (id, kept) in &self.exchanges {
@@ -279,15 +280,15 @@ impl Index {
         }
     }
 
-    /// Failed exchanges that must not run again.
+    /// Returns the failed exchanges that must not run again.
     pub(super) fn gone(&self) -> Vec<(ExchangeId, JournalRecord)> {
         self.exchanges.iter().filter_map(|(id, kept)| Some((*id, kept.gone.clone()?))).collect()
     }
 }
 
 impl Kept {
-    /// Whether the next side is unknown, or the head that this node writes: the process ended before it had written
-    /// them.
+    /// Whether the journal lacks the next side of the exchange, or the head that this node writes, because the process
+    /// ended before it had written them.
     fn is_aimless(&self) -> bool {
         let is_peer = |side: &Side| matches!(side, Side::Peer(_));
         match (&self.begin, &self.lead) {

@@ -1,8 +1,8 @@
 //! Job queue of the journal's thread.
 //!
 //! In: jobs, and the maximum delay of each. Out: all queued jobs at once, in order. A job wakes the thread only if the
-//! thread would look too late. Entries that nobody waits for stay queued until something else is written. Most small
-//! exchanges end before that, so that none of their entries is written.
+//! thread would check the queue too late. Entries that nobody waits for stay queued until something else is written.
+//! Most small exchanges end before that, so that none of their entries is written.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use super::{Job, SMALL};
 const MIN_WRITE_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum delay of jobs that nobody waits for.
 const MAX_FLUSH_DELAY: Duration = Duration::from_millis(10);
-/// Queued bytes that end the delay.
+/// Number of queued bytes at which jobs are due at once.
 const MANY: usize = 256 << 10;
 /// Idle time after which the thread stops polling and must be woken.
 const RESTS: Duration = Duration::from_secs(1);
@@ -62,10 +62,10 @@ fn size(job: &Job) -> usize {
     }
 }
 
-/// The time of the thread's next look at the queue.
+/// The time at which the thread checks the queue next.
 #[derive(Debug, Clone, Copy)]
 enum Sleep {
-    /// The thread is working, and looks when it is done.
+    /// The thread is working, and checks the queue when it is done.
     Busy,
     Until(Instant),
     /// The thread sleeps until it is woken.
@@ -86,7 +86,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// The time at which the queued jobs are due; `None` if there are none.
+    /// Returns the time at which the queued jobs are due. `None`: the queue is empty.
     fn due(&self, now: Instant) -> Option<Instant> {
         if self.jobs.is_empty() {
             return None;
@@ -100,7 +100,7 @@ impl Inner {
     }
 }
 
-/// The queue.
+/// The job queue of the journal's thread.
 #[derive(Debug)]
 pub(super) struct Queue {
     inner: Mutex<Inner>,
@@ -148,7 +148,7 @@ impl Queue {
         }
     }
 
-    /// Ends the queue: no further jobs arrive.
+    /// Ends the queue. No further jobs arrive.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
         self.bell.notify_one();

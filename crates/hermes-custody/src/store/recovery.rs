@@ -58,8 +58,8 @@ impl Files {
         Ok(damaged)
     }
 
-    /// Marks all exchanges that end at this node as possibly sent, because the damaged part may have held their
-    /// intents. The journal counts as sound only after these marks are written.
+    /// Records that the requests of all exchanges that end at this node may have been sent, because the damaged bytes
+    /// may have contained their intents. The journal counts as sound only after these records are written.
     pub(super) fn doubt(&mut self, held: &mut [(ExchangeId, StoredExchange)], damaged: &[u64]) -> io::Result<()> {
         let doubtful = held.iter_mut().filter(|(_, held)| held.to == Some(Side::Here) && held.intent.is_none());
         let notes = doubtful.map(|(id, held)| {
@@ -67,7 +67,7 @@ impl Files {
             (*id, JournalRecord::Intent(Intent::Possible))
         });
         let notes: Vec<_> = notes.collect();
-        // Entries after a damaged record would not be found, so the marks go to a new segment.
+        // Entries after a damaged record would not be found, so the records go to a new segment.
         self.roll()?;
         self.append(&notes, true)?;
         for segment in self.index.segments.iter().filter(|segment| damaged.contains(&segment.number)) {

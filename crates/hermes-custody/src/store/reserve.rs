@@ -14,13 +14,13 @@ use hermes_net::lock::{allocate, available, open_own};
 use super::super::journal_record::JournalRecord;
 use super::{DISK_FULL_RETRY_INTERVAL, Files, Pending, Reader};
 
-/// Sizes of the reserve file beside the segments. Its space lets live entries move on a full file system. The largest
-/// size that fits is used.
+/// Sizes of the reserve file beside the segments, in bytes. Its space lets live entries move on a full file system. The
+/// largest size that fits is used.
 const RESERVES: [u64; 3] = [1 << 20, 256 << 10, 64 << 10];
 const NAME: &str = "reserve";
-/// Minimum of available space that is reported, because nothing moves with less.
+/// Minimum of available space that is reported, in bytes, because no entry can move with less.
 const LEAST: u64 = 256 << 10;
-/// Available space below which the space is checked periodically.
+/// Available space, in bytes, below which the space is checked periodically.
 const SCARCE_SPACE_BYTES: u64 = 1 << 30;
 /// Interval of these checks, since other users of the file system may take or free space.
 const SPACE_CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Interval of checks without a write, if space is scarce.
+    /// Returns the interval of checks without a write. `None`: space is not scarce.
     pub(super) fn looks_again(&self) -> Option<Duration> {
         (self.there > 0 && self.there < SCARCE_SPACE_BYTES).then_some(SPACE_CHECK_INTERVAL)
     }
@@ -54,8 +54,8 @@ impl Pending {
 }
 
 impl Files {
-    /// Bytes that custody may store: half of the free space and of the journal's own length, so that there is room to
-    /// move live entries.
+    /// Returns the number of bytes that custody may store: half of the free space and of the journal's own length, so
+    /// that there is room to move live entries.
     fn there(&self) -> Option<u64> {
         let free = available(&self.directory).ok()?;
         let own: u64 = self.index.segments.iter().map(|segment| segment.length).sum();
@@ -107,7 +107,8 @@ impl Files {
         self.has_reserve = opened.is_ok_and(|file| RESERVES.iter().any(|bytes| allocate(&file, *bytes).is_ok()));
     }
 
-    /// Moves the live entries of the segment with the fewest, and removes it. Returns whether that made room.
+    /// Moves the live entries of the segment with the fewest live bytes, and removes the segment. Returns whether that
+    /// made room.
     pub(super) fn squeeze(&mut self) -> bool {
         let Some(number) = self.index.least() else { return false };
         let _ = fs::remove_file(self.directory.join(NAME));

@@ -1,20 +1,20 @@
 //! Bytes of a stream on disk: restored after a restart, evicted from memory, and deleted.
 //!
-//! In: positions of pieces, and bytes read back. Out: ranges to read, and ranges that nobody needs any longer.
+//! In: positions of written chunks, and bytes read back. Out: ranges to read, and ranges that are no longer needed.
 
 use bytes::Bytes;
 
 use super::{Chunk, Gap, Head, Progress, StreamState};
 
 impl StreamState {
-    /// Restores a head that replaced `theirs` bytes. [`StreamState::restore`] adds the pieces after it in ascending order. A
-    /// piece after a gap shows that the next node had acknowledged everything before it.
+    /// Restores a head that replaced `theirs` bytes. [`StreamState::restore`] adds the chunks after it in ascending
+    /// order. A chunk after a gap shows that the next node had acknowledged everything before it.
     pub(crate) fn restore_head(&mut self, theirs: u64, length: u64) {
         self.head = Head::Settled { length, theirs };
         self.restore(Progress { offset: 0, is_whole: false }, length);
     }
 
-    /// Restores a piece after [`StreamState::restore_head`].
+    /// Restores a written chunk after [`StreamState::restore_head`].
     pub(crate) fn restore(&mut self, at: Progress, length: u64) {
         if at.offset > self.have.offset {
             self.kept.clear();
@@ -34,8 +34,8 @@ impl StreamState {
         self.held = self.sent;
     }
 
-    /// Prepares a restored stream. The next node may hold more than the journal has, so that nothing is requested until
-    /// it reports its offset. A local endpoint holds nothing more, so that the rest is requested at once.
+    /// Prepares a restored stream. The next node may have received more than the journal has, so nothing is requested
+    /// until it reports its offset. A local endpoint has received nothing more, so the rest is requested at once.
     pub(crate) fn resume(&mut self, is_next_here: bool) {
         self.is_behind = !is_next_here;
         if is_next_here {
@@ -45,18 +45,19 @@ impl StreamState {
         }
     }
 
-    /// Bytes on disk that the next node has acknowledged. If `is_read_again` is false, unwritten ones count as well.
+    /// Returns the number of bytes on disk that the next node has acknowledged. If `is_read_again` is false,
+    /// acknowledged bytes that are not written yet count, too.
     pub(crate) fn spare(&self, is_read_again: bool) -> u64 {
         self.may_go(is_read_again).saturating_sub(self.floor)
     }
 
-    /// The offset below which no byte is needed. Bytes that a local endpoint has read are needed until they are
-    /// written: the previous node must not hear that they are stored before that.
+    /// Returns the offset below which no byte is needed. Bytes that a local endpoint has read are needed until they are
+    /// written, because only then may they be acknowledged to the previous node.
     fn may_go(&self, is_read_again: bool) -> u64 {
         if is_read_again { self.base.min(self.safe.offset) } else { self.base }
     }
 
-    /// The savings of a deletion: bytes, and the overhead of pieces.
+    /// Returns the number of bytes that a deletion would save, with the overhead of the written chunks.
     pub(crate) fn costs(&self) -> u64 {
         self.spare(false) + self.pieces * 128
     }
@@ -65,7 +66,7 @@ impl StreamState {
     pub(crate) fn release_disk(&mut self, is_read_again: bool) -> u64 {
         let upto = self.may_go(is_read_again).max(self.floor);
         let (written, left) = (self.have.offset - self.floor, self.have.offset - upto);
-        // The number is an estimate, because the lengths of pieces are not known here.
+        // The number is an estimate, because the lengths of the chunks are not known here.
         self.pieces = (self.pieces * left).div_ceil(written.max(1));
         self.floor = upto;
         self.floor
@@ -76,12 +77,12 @@ impl StreamState {
         self.floor > 0
     }
 
-    /// Number of pieces on disk.
+    /// Returns the number of written chunks on disk.
     pub(crate) fn pieces(&self) -> u64 {
         self.pieces
     }
 
-    /// Restarts reading at offset zero for a local endpoint. Returns false if bytes that were read are deleted.
+    /// Restarts reading at offset zero for a local endpoint. Returns false if bytes that were read were deleted.
     pub(crate) fn reopen(&mut self, is_on_disk: bool) -> bool {
         if self.base > 0 {
             if !is_on_disk || self.is_torn() {
@@ -100,7 +101,7 @@ impl StreamState {
         self.loading = length;
     }
 
-    /// Length of the requested read.
+    /// Returns the length of the requested read, in bytes.
     pub(crate) fn loading(&self) -> u64 {
         self.loading
     }
@@ -113,7 +114,7 @@ impl StreamState {
             let end = begin + self.kept[index].len();
             if offset.max(self.base) < end {
                 let Chunk::Away(length) = self.kept[index] else { return };
-                // The next node may have acknowledged some of them meanwhile.
+                // The next node may have acknowledged some of these bytes meanwhile.
                 let over = usize::try_from(begin.saturating_sub(offset)).unwrap_or(usize::MAX).min(bytes.len());
                 let mut bytes = bytes.split_off(over);
                 let before = offset.saturating_sub(begin);

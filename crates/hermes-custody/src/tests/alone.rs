@@ -180,7 +180,7 @@ fn what_is_brought_is_not_far_ahead_of_a_path_that_is_up() {
     assert_eq!(bring(&mut engine), (16_384 * 1000, false));
 }
 
-/// A link can be down unnoticed, or so slow that an origin would lose patience.
+/// A link can be down without detection, or so slow that an origin would time out.
 #[test]
 fn nobody_waits_for_long_for_a_path_that_takes_nothing() {
     let mut engine = begun(LIMITS, Side::Here);
@@ -283,7 +283,7 @@ fn of_an_origins_answer_nothing_goes_out_that_is_not_safe() {
     assert_eq!(sent(say(&mut engine, 0)), [(50, true)]);
 }
 
-/// A neighbour without a journal restarts, and has lost the exchanges that it answered for.
+/// A neighbour without a journal restarts, and has lost the exchanges for which it was responsible.
 #[test]
 fn what_a_neighbour_has_lost_is_found_out() {
     let mut engine = begun(LIMITS, Side::Peer(name(1)));
@@ -344,7 +344,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
         id[..4].copy_from_slice(&number.to_be_bytes());
         let id = ExchangeId(id);
         engine.begin(NOW, id, Side::Peer(name(9)), Duration::from_secs(1), (&account(), &name(77)), false).unwrap();
-        // The neighbour has heard of every second exchange.
+        // The neighbour was informed of every second exchange.
         if number % 2 == 0 {
             engine.append(id, Direction::Request, vec![1; 10].into(), true);
             write(&mut engine);
@@ -359,7 +359,7 @@ fn a_neighbour_that_hears_nothing_costs_the_others_nothing() {
     assert_eq!(engine.ended_of(&name(9)), 0);
 }
 
-/// A client whose request timed out learns the reason that its node knows.
+/// A client whose request timed out receives the reason that its node knows.
 #[test]
 fn who_had_no_channel_is_told_why() {
     let reason = |trouble: Option<&str>| {

@@ -406,7 +406,7 @@ impl<'a> Chain<'a> {
         let is_joined = near.channel.is_some() && near.channel == far.channel;
         let changes = !near.changes.is_empty() || !far.changes.is_empty();
         if both_up && is_wanted && !is_joined && !changes && self.chance.below(20) == 0 {
-            // Each end learns of the new channel at its own time, and may keep using an older one until then.
+            // Each end detects the new channel at its own time, and may use an older one until then.
             self.channels += 1;
             for end in 0..2 {
                 let at = self.now + self.chance.millis(60);

@@ -50,7 +50,7 @@ fn nothing_goes_on_before_it_is_known_where_it_came_from() {
     assert_eq!((reads(&mut engine), engine.len()), (None, 0));
 }
 
-/// A node confirms an exchange on each new channel to the next node, even if that one has acknowledged the whole
+/// A node confirms an exchange on each new channel to the next node, even if the next node has acknowledged the whole
 /// request.
 #[test]
 fn who_knows_an_exchange_says_so_on_each_channel() {

@@ -1,7 +1,7 @@
 //! Distribution of room among exchanges, and wake-ups of those that wait for it.
 //!
 //! In: an engine whose neighbours send more than it may store. Out: the bytes that it accepts, and the neighbours that
-//! it tells of room.
+//! it informs of free room.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -142,7 +142,7 @@ fn who_was_refused_goes_on_when_there_is_room() {
     engine.receive(NOW, &name(1), held(Direction::Request, 1000, false), &account());
     assert!(outputs(&mut engine).contains(&Output::Onward { id: ID }));
     assert_eq!(append(&mut engine), Appended::Full);
-    // Another exchange's usage has shrunk by little: the waiting one learns of it at the next sweep.
+    // Another exchange's usage has shrunk by little, so the waiting producer is woken at the next sweep.
     engine.fail(another, 499, "its client is gone");
     assert!(!outputs(&mut engine).contains(&Output::Room));
     engine.expire(Duration::from_millis(250));
@@ -215,7 +215,7 @@ fn what_waits_for_its_route_grows_no_more() {
     assert!(say(&mut engine, 0).iter().any(asks), "what was refused is asked for");
 }
 
-/// Bytes stored in memory alone cannot be read from disk, even if the configuration changes later.
+/// Bytes stored only in memory cannot be read from disk, even if the configuration changes later.
 #[test]
 fn what_was_never_written_is_not_read_again() {
     let mut engine = begun(SMALL, Side::Peer(name(1)));
