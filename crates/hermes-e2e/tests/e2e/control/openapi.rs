@@ -160,7 +160,14 @@ async fn the_api_matches_its_openapi_description() {
         (Method::DELETE, "/v1/authority", "/v1/authority", String::new(), 200),
         (Method::DELETE, "/v1/nodes/server", "/v1/nodes/{name}", String::new(), 200),
     ] {
-        let (status, answer) = operator_client.ask(method.clone(), path, &text).await.unwrap();
+        let (mut status, mut answer) = operator_client.ask(method.clone(), path, &text).await.unwrap();
+        // The controller switches to the new CA by itself; a request to finish that meets the switch is a conflict.
+        for _ in 0..50 {
+            if (path, status) != ("/v1/authority/finish?force=true", 409) {
+                break;
+            }
+            (status, answer) = operator_client.ask(method.clone(), path, &text).await.unwrap();
+        }
         assert_eq!(status, expected, "{method} {path}: {answer}");
         let operation = &description.0["paths"][template][method.as_str().to_lowercase()];
         description.assert_fits(description.answer(operation, status), &answer, &format!("{method} {path}"));
