@@ -86,6 +86,18 @@ fn served() -> BTreeSet<String> {
     served
 }
 
+/// Sends a request. The controller switches to a new CA by itself: a request to finish that meets the switch is a conflict,
+/// and is sent again.
+async fn ask(client: &mut OperatorClient, method: &Method, path: &str, text: &str) -> (u16, Value) {
+    for _ in 0..50 {
+        let (status, answer) = client.ask(method.clone(), path, text).await.unwrap();
+        if (path, status) != ("/v1/authority/finish?force=true", 409) {
+            return (status, answer);
+        }
+    }
+    panic!("{path} met the switch fifty times");
+}
+
 #[tokio::test]
 async fn the_api_matches_its_openapi_description() {
     let description = Description(serde_saphyr::from_str(&text("docs/reference/openapi.yaml")).unwrap());
@@ -160,14 +172,7 @@ async fn the_api_matches_its_openapi_description() {
         (Method::DELETE, "/v1/authority", "/v1/authority", String::new(), 200),
         (Method::DELETE, "/v1/nodes/server", "/v1/nodes/{name}", String::new(), 200),
     ] {
-        let (mut status, mut answer) = operator_client.ask(method.clone(), path, &text).await.unwrap();
-        // The controller switches to the new CA by itself; a request to finish that meets the switch is a conflict.
-        for _ in 0..50 {
-            if (path, status) != ("/v1/authority/finish?force=true", 409) {
-                break;
-            }
-            (status, answer) = operator_client.ask(method.clone(), path, &text).await.unwrap();
-        }
+        let (status, answer) = ask(&mut operator_client, &method, path, &text).await;
         assert_eq!(status, expected, "{method} {path}: {answer}");
         let operation = &description.0["paths"][template][method.as_str().to_lowercase()];
         description.assert_fits(description.answer(operation, status), &answer, &format!("{method} {path}"));
