@@ -1,9 +1,9 @@
 //! Performs one request and its response on a leased connection, in any HTTP version.
 //!
 //! In: a request head, an attempt to send the body, a connection. Out: a response whose body owns the rest of the
-//! exchange, and finally returns the connection to the pool. On a shared connection, a task sends the rest of the request
-//! body, because a client may still send while it does not read the response. The response body owns that task: dropping
-//! the body ends the exchange.
+//! exchange, and finally returns the connection to the pool. On a shared connection, a task sends the rest of the
+//! request body, because a client may still send while it does not read the response. The response body owns that
+//! task: dropping the body ends the exchange.
 
 use std::cell::RefCell;
 use std::future::Future;

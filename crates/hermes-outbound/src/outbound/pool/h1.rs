@@ -38,7 +38,7 @@ pub struct H1Connection {
     is_secure: bool,
     /// True if the connection future has completed and must not be polled again.
     pub finished: bool,
-    /// True if the connection has served a request before the current one.
+    /// True if the connection was idle in the pool before it was leased for the current request.
     pub reused: bool,
     /// The time since which the connection is idle, in milliseconds of the worker's clock.
     pub(super) idle_since: u64,
@@ -204,8 +204,8 @@ impl Pool {
         async move { dial_h1(&worker, &standing.spec(), permit).await }
     }
 
-    /// Takes an idle connection that is bound to this client, or otherwise an unbound one. Returns `None` if there is
-    /// none.
+    /// Takes an idle connection that is bound to this client, or otherwise an unbound one. Returns `None` if the pool
+    /// has neither.
     pub(super) fn take_idle(&self, client: Option<&Rc<Connection>>) -> Option<Box<H1Connection>> {
         loop {
             let mut connection = {
@@ -223,7 +223,7 @@ impl Pool {
     }
 
     /// Closes the longest idle connection that is bound to a client, so that a connection for any client can be opened.
-    /// Returns false if there is none.
+    /// Returns false if the pool has no such connection.
     pub(super) fn close_bound(&self, worker: &Outbound) -> bool {
         let oldest = self.idle.borrow().iter().position(|one| one.bound.is_some());
         let closed = oldest.map(|at| self.idle.borrow_mut().remove(at));
