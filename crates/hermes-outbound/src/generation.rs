@@ -144,7 +144,7 @@ impl Generation {
     /// Makes a snapshot ready to run.
     ///
     /// # Errors
-    /// One error for each file that cannot be used, with the path of its key in the node document.
+    /// Some files cannot be used. Each of them has an error, with the path of its key in the node document.
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Generation>) -> Result<Self, Vec<BuildError>> {
         let built = Builder::new(&snapshot, previous).build()?;
         let route_owners = route_owners(&snapshot, previous, &built.origins);

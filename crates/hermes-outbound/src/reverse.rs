@@ -252,7 +252,7 @@ impl UplinkGroup {
         Use(self.clone())
     }
 
-    /// True if a session is open, or ended within [`RECENT_USE`]. The creation of the group counts as such an end.
+    /// True if a session is open, or ended less than a minute ago. The creation of the group counts as such an end.
     pub fn is_in_use(&self) -> bool {
         let used_at = || Duration::from_millis(self.0.used_at.load(Ordering::Relaxed));
         self.0.sessions.load(Ordering::Relaxed) > 0 || self.0.since.elapsed() < used_at() + RECENT_USE

@@ -104,7 +104,7 @@ impl Batch {
     }
 }
 
-/// One of the two ports of a flow: it receives datagrams, and sends those that the other port has received.
+/// A port of a flow. It receives datagrams, and sends those that the other port of the flow has received.
 pub enum Port {
     /// A tunnel on the stream of a request.
     Tunnel(Box<Tunnel>),

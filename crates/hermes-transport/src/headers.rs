@@ -104,7 +104,7 @@ const FEW_LINES: usize = 16;
 /// Removes hop-by-hop fields (RFC 9110, section 7.6.1): the standard ones and those that `Connection` names. `TE:
 /// trailers` is retained, because gRPC needs it and this node forwards trailers.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // One pass over the names costs less than seven lookups of fields that are mostly absent.
+    // A single pass over the names costs less than seven lookups of fields that are mostly absent.
     let mut ends = SmallVec::<[HeaderName; 8]>::new();
     ends.extend(headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned());
     if ends.is_empty() {
@@ -206,7 +206,7 @@ pub fn is_forwarded(headers: &HeaderMap) -> bool {
 /// True if a request or response begins or continues an authentication of the connection instead of the request: NTLM,
 /// or Negotiate, which may contain NTLM. Fields for origins and for proxies are examined.
 pub fn authenticates_connection(headers: &HeaderMap) -> bool {
-    // One pass over the fields costs less than four lookups.
+    // A single pass over the fields costs less than four lookups.
     let is_field =
         |name: &HeaderName| [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE].contains(name);
     let is_scheme = |text: &[u8]| {

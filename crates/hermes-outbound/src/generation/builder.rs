@@ -73,7 +73,7 @@ impl<'a> Builder<'a> {
     /// Reads all files, and builds the contents of the generation.
     ///
     /// # Errors
-    /// One error for each file that cannot be used, with the path of its key in the node document.
+    /// Some files cannot be used. Each of them has an error, with the path of its key in the node document.
     pub(super) fn build(mut self) -> Result<Built, Vec<BuildError>> {
         self.load_identity();
         let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());

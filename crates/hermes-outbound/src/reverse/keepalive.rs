@@ -172,7 +172,7 @@ impl Keepalive {
         }
     }
 
-    /// True if nothing was received for [`SILENT_AFTER`].
+    /// True if nothing was received for two seconds.
     pub fn is_silent(&self) -> bool {
         self.heard_at.elapsed() >= SILENT_AFTER
     }

@@ -19,7 +19,7 @@ pub const SMALL: usize = 256;
 /// The size in bytes up to which small frames are coalesced.
 pub const GATHER: usize = 16 << 10;
 
-/// One chunk that is built from one or several small ones.
+/// A chunk that is built from one or several small ones.
 pub enum Coalesced {
     /// A single chunk, which is not copied.
     One(Bytes),

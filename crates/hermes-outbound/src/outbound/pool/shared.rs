@@ -335,7 +335,7 @@ impl Drop for Lease {
         connection.idle_since.set(self.worker.now());
         if connection.streams.get() == 0 {
             if connection.closed.get() {
-                // This was the last stream of a closed connection, so its driver is woken to end it.
+                // The closed connection has no stream left, so its driver is woken to end it.
                 connection.retire();
             } else if !connection.is_kept {
                 self.worker.make_room_for_idle();
