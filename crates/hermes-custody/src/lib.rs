@@ -9,8 +9,8 @@
 //! survive the failures that the route names. An *order* is an exchange whose request its origin must not receive
 //! twice.
 //!
-//! The module [`engine`] contains the exchanges and is pure. [`service`] is the handle that all workers share.
-//! [`store`] writes the [`journal`]. [`window`] limits the bytes in flight on a channel. [`contact_plan`] predicts when
+//! The module `engine` contains the exchanges and is pure. `service` is the handle that all workers share.
+//! `store` writes the journal. `send_window` limits the bytes in flight on a channel. `contact_plan` predicts when
 //! a link is up again.
 
 pub mod contact_plan;

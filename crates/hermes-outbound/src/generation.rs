@@ -1,8 +1,8 @@
 //! A generation: one snapshot made ready to run.
 //!
 //! In: a checked snapshot, and the previous generation. Out: TLS configurations loaded from files, upstreams with their
-//! state (kept if nothing about them changed), IDs for pools. All steps that can fail are here, before anything running
-//! changes.
+//! state (reused if the upstream is unchanged), IDs for pools. All steps that can fail are done here, before the
+//! running generation is replaced.
 
 mod builder;
 
@@ -31,50 +31,51 @@ use hermes_transport::error::Error;
 use hermes_transport::headers::Via;
 use hermes_transport::runtime::fair_shares::Shares;
 
-/// A map by name in the document. Requests look names up but do not choose them, so a fast hash without DoS protection
-/// is enough.
+/// A map whose keys are names in the node document. Clients cannot add keys, so a fast hash without protection against
+/// collisions suffices.
 type ByName<T> = HashMap<Arc<str>, T, foldhash::fast::RandomState>;
 
 /// A snapshot, ready to run.
 pub struct Generation {
-    /// Counter from 1 in this process.
+    /// The number of this generation in the process, from 1.
     pub number: u64,
-    /// Snapshot of the node's document.
+    /// The snapshot of the node document.
     pub snapshot: Arc<Snapshot>,
-    /// The overlay's name; empty without an identity.
+    /// The name of the overlay; empty if the node has no identity.
     pub overlay: Arc<str>,
     pub via: Via,
     listeners: ByName<ListenerState>,
     upstreams: ByName<Arc<UpstreamState>>,
-    /// Nodes that may dial this one, by name: those that an upstream names.
+    /// The nodes that may dial this node, by name. These are the nodes that upstreams name as endpoints.
     nodes: HashMap<Arc<str>, Arc<ReversePeer>>,
+    /// The pool IDs of routes, by name.
     route_owners: HashMap<Arc<str>, u64>,
     origins: Origins,
-    /// The name tables of the DNS listeners' prefixes. They outlive generations.
+    /// The pools of virtual addresses of the DNS listeners. The next generation reuses them.
     names: Vec<Arc<VirtualIpPool>>,
     /// The node's own certificates.
     certificates: Vec<Certificate>,
-    /// The content of all files that were loaded: unchanged files need no new connections.
+    /// The content of all loaded files, by path. If it is unchanged in the next generation, connections are reused.
     files: HashMap<PathBuf, Vec<u8>>,
 }
 
 /// A certificate that this node presents.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// Path in the document: `identity.cert`, `listeners[0].tls.cert`.
+    /// The path of its key in the node document, such as `identity.cert` or `listeners[0].tls.cert`.
     pub path: String,
-    /// Expiry of the certificate or its chain, whichever is first, in Unix time.
+    /// The expiry of the certificate or of another one in its chain, whichever is first, in Unix time (seconds).
     pub not_after: i64,
-    /// The lifetime.
+    /// The time from the beginning to the end of its validity.
     pub life: Duration,
 }
 
-/// The time before expiry at which a warning starts. For short-lived certificates, it is a third of their lifetime, at
-/// which they should have been renewed.
+/// The maximum time before expiry at which a warning starts. For short-lived certificates, the warning starts when a
+/// third of their lifetime remains, because they should have been renewed by then.
 const EXPIRY_WARNING: Duration = Duration::from_secs(7 * 24 * 3600);
 
 impl Certificate {
-    /// A warning for the operator, if one is due.
+    /// Returns a warning for the operator if the certificate expires soon or has expired, otherwise `None`.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         match self.left(now) {
             Ok(left) if left >= EXPIRY_WARNING.min(self.life / 3) => None,
@@ -85,33 +86,34 @@ impl Certificate {
         }
     }
 
-    /// The remaining lifetime.
+    /// Returns the time until expiry.
     ///
     /// # Errors
-    /// The time since expiry.
+    /// The certificate has expired. The error is the time since expiry.
     pub fn left(&self, now: SystemTime) -> Result<Duration, Duration> {
         let end = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(self.not_after).unwrap_or_default());
         end.duration_since(now).map_err(|past| past.duration())
     }
 }
 
-/// A listener, ready to run. Listener and TLS stay together: a removed listener must not look like one without TLS.
+/// A listener, ready to run. Its TLS configuration is stored with it, so that a removed listener cannot be mistaken for
+/// one without TLS.
 #[derive(Clone)]
 pub struct ListenerState {
     pub listener: Arc<Listener>,
     pub tls: Option<Arc<RustlsServerConfig>>,
-    /// The QUIC configuration, if the listener has HTTP/3.
+    /// The QUIC configuration; `None` if the listener has no HTTP/3.
     pub quic: Option<QuicState>,
-    /// Live flows of a UDP or SOCKS listener, or pending queries of a DNS listener, on all workers.
+    /// The table of live flows (UDP or SOCKS listener) or pending queries (DNS listener) on all workers.
     pub flows: Arc<Shares>,
 }
 
-/// HTTP/3 of a listener.
+/// The QUIC configuration of a listener with HTTP/3.
 #[derive(Clone)]
 pub struct QuicState {
     pub config: quic::ServerConfig,
     pub bounds: quic::ConnectionLimits,
-    /// The key of stateless resets, which end connections of a predecessor that crashed.
+    /// The key of stateless resets (RFC 9000, section 10.3). They end connections of a previous process that crashed.
     pub reset: quic::ResetKey,
 }
 
@@ -119,29 +121,30 @@ pub struct QuicState {
 #[derive(Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
 pub struct BuildError {
-    /// Path in the document.
+    /// The path of the key in the node document.
     pub path: String,
-    /// The problem, and the file that has it.
+    /// The problem, with the name of the file.
     pub reason: String,
 }
 
-/// The next ID of an upstream state, unique in this process.
+/// The next pool ID of an upstream or a route, which is unique in this process.
 static NEXT_OWNER: AtomicU64 = AtomicU64::new(1);
 
 fn next_owner() -> u64 {
     NEXT_OWNER.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The limit of queued datagrams in a QUIC connection, in bytes for each direction.
+/// The maximum number of bytes of queued datagrams in a QUIC connection, for each direction.
 const DATAGRAMS: usize = 1 << 20;
-/// The initial RTT between neighbours: a lost first packet is retransmitted after 300 ms rather than a second.
+/// The initial estimate of the RTT between neighbours. With it, a lost first packet is retransmitted after 300 ms
+/// instead of a second.
 const FIRST_RTT: Duration = Duration::from_millis(100);
 
 impl Generation {
     /// Makes a snapshot ready to run.
     ///
     /// # Errors
-    /// Every file that cannot be used, with its path in the document.
+    /// Some files cannot be used. Each of them has an error, with the path of its key in the node document.
     pub fn build(snapshot: Arc<Snapshot>, previous: Option<&Generation>) -> Result<Self, Vec<BuildError>> {
         let built = Builder::new(&snapshot, previous).build()?;
         let route_owners = route_owners(&snapshot, previous, &built.origins);
@@ -161,12 +164,12 @@ impl Generation {
         })
     }
 
-    /// The name table of this prefix.
+    /// Returns the pool of virtual addresses for these prefixes, or `None` if no DNS listener uses them.
     pub fn name_table(&self, reserved: &VirtualIpPools) -> Option<&Arc<VirtualIpPool>> {
         self.names.iter().find(|table| table.reserved() == reserved)
     }
 
-    /// The name tables of all prefixes.
+    /// Returns the pools of virtual addresses of all DNS listeners.
     pub fn name_tables(&self) -> &[Arc<VirtualIpPool>] {
         &self.names
     }
@@ -175,7 +178,7 @@ impl Generation {
         self.listeners.get(name).map(|state| &state.listener)
     }
 
-    /// The tables of flows of its listeners.
+    /// Returns the flow tables of all listeners.
     pub fn listener_shares(&self) -> impl Iterator<Item = &Arc<Shares>> {
         self.listeners.values().map(|state| &state.flows)
     }
@@ -184,7 +187,8 @@ impl Generation {
         self.listeners.get(name)
     }
 
-    /// The CA certificates for the clients of a listener, as bytes of the file.
+    /// Returns the content of the file with the CA certificates that verify clients of a listener. Returns `None` if
+    /// the listener requests no client certificates.
     pub fn client_roots(&self, listener: &Listener) -> Option<&[u8]> {
         let tls = listener.tls.as_ref()?;
         let own = self.snapshot.identity.as_ref().map(|identity| &identity.ca);
@@ -196,10 +200,10 @@ impl Generation {
         self.upstreams.get(name)
     }
 
-    /// The state of a route's upstream.
+    /// Returns the state of a route's upstream.
     ///
     /// # Errors
-    /// An internal error: the route belongs to another document.
+    /// An internal error, because the upstream is not part of this generation.
     pub fn state_of(&self, upstream: &Upstream) -> Result<&Arc<UpstreamState>, Error> {
         self.upstream(&upstream.name).ok_or_else(|| Error::Internal(format!("upstream {} has no state", upstream.name)))
     }
@@ -208,51 +212,52 @@ impl Generation {
         self.upstreams.values()
     }
 
-    /// A node that may dial this one.
+    /// Returns the state of a node that may dial this node, or `None` if no upstream names it.
     pub fn node(&self, name: &str) -> Option<&Arc<ReversePeer>> {
         self.nodes.get(name)
     }
 
-    /// The pool ID of a terminating route.
+    /// Returns the pool ID of a route that terminates.
     pub fn route_owner(&self, route: &Route) -> u64 {
         self.route_owners.get(&route.name).copied().unwrap_or_default()
     }
 
-    /// The TLS configuration for the origin of an `https` request.
+    /// Returns the TLS configuration for a connection to an `https` origin.
     ///
     /// # Errors
-    /// The host has no CA certificates to verify the origin with.
+    /// The host has no CA certificates that could verify the origin, or the route is not part of this generation.
     pub fn origin_tls(&self, terminate: &Terminate, host: &Arc<str>) -> Result<ClientTls, String> {
         let config = self.origins.get(&terminate.origin_ca).ok_or("the route is of another document")?;
         Ok(ClientTls { config: config.as_ref()?.config.clone(), quic: None, name: host.clone(), proves_node: false })
     }
 
-    /// The pool IDs in use.
+    /// Returns all pool IDs of upstreams and routes.
     pub fn owners(&self) -> HashSet<u64> {
         self.upstreams.values().map(|state| state.id).chain(self.route_owners.values().copied()).collect()
     }
 
-    /// Files whose change requires a reload.
+    /// Returns the paths of all loaded files. A change of one of them requires a reload.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.keys().map(PathBuf::as_path)
     }
 
-    /// The node's own certificates, the identity's first.
+    /// Returns the node's own certificates. The certificate of its identity comes first.
     pub fn certificates(&self) -> &[Certificate] {
         &self.certificates
     }
 
-    /// The identity that a certificate's URIs prove in this overlay.
+    /// Returns the identity that the URIs of a peer's certificate prove in this overlay.
     ///
     /// # Errors
-    /// The certificate belongs to another overlay, or names no identity.
+    /// The certificate belongs to another overlay, names no identity, or is revoked.
     pub fn identify(&self, uris: &[String]) -> Result<Peer, String> {
         let peer = trust::peer(uris.iter().map(String::as_str), &self.overlay)?;
         if trust::is_revoked(&peer, &self.snapshot) { Err(trust::REVOKED.to_owned()) } else { Ok(peer) }
     }
 }
 
-/// The name table of each prefix: the existing one, so that names keep their addresses, or a new one.
+/// Returns the pools of virtual addresses of the DNS listeners. A pool of the previous generation is reused, so that
+/// names retain their addresses.
 fn name_tables(
     snapshot: &Snapshot,
     previous: Option<&Generation>,
@@ -283,7 +288,7 @@ fn name_tables(
     tables
 }
 
-/// The limits of a QUIC connection.
+/// Returns the limits of a QUIC connection.
 pub fn quic_bounds(limits: &Limits) -> quic::ConnectionLimits {
     quic::ConnectionLimits {
         streams: limits.streams,
@@ -297,13 +302,14 @@ pub fn quic_bounds(limits: &Limits) -> quic::ConnectionLimits {
     }
 }
 
-/// As [`quic_bounds`], for a long-lived connection to a neighbour.
+/// Returns the limits of a long-lived QUIC connection to a neighbour, with these idle and keepalive intervals.
 pub fn kept_bounds(limits: &Limits, idle: Duration, keep_alive: Option<Duration>) -> quic::ConnectionLimits {
     quic::ConnectionLimits { idle, keep_alive, first_rtt: Some(FIRST_RTT), ..quic_bounds(limits) }
 }
 
-/// The limits for a listener. A client that cannot authenticate gets the windows for anonymous clients. If it could,
-/// its connection window shrinks once it has not.
+/// Returns the limits of QUIC connections to a listener. If clients cannot authenticate there, the windows are those
+/// for anonymous clients. Otherwise the connection window of a client shrinks when its handshake ends without
+/// authentication.
 pub fn server_bounds(limits: &Limits, listener: &Listener) -> quic::ConnectionLimits {
     let bounds = quic_bounds(limits);
     if listener.authenticates() {
@@ -316,26 +322,27 @@ pub fn server_bounds(limits: &Limits, listener: &Listener) -> quic::ConnectionLi
     }
 }
 
-/// The nodes that upstreams name. The state of a node stays, whichever upstream names it.
+/// Returns the nodes that upstreams name as endpoints. The state of a node is reused from the previous generation, even
+/// if another upstream names it now.
 fn nodes(snapshot: &Snapshot, previous: Option<&Generation>) -> HashMap<Arc<str>, Arc<ReversePeer>> {
     let named = snapshot.upstreams.iter().flat_map(|upstream| upstream.all()).filter_map(Endpoint::node);
     let known = |name: &Arc<str>| previous.and_then(|previous| previous.nodes.get(name)).cloned();
     named.map(|name| (name.clone(), known(name).unwrap_or_else(|| Arc::new(ReversePeer::new(name))))).collect()
 }
 
-/// TLS configurations for origins, by the file of CA certificates; `None`: the host's. A host without CA certificates
-/// is not an error of the document, because only `https` requests need them.
+/// TLS configurations for origins. The key is the file of CA certificates, or `None` for those of the host. A host
+/// without CA certificates is not an error of the document, because only `https` requests need them.
 type Origins = HashMap<Option<PathBuf>, Result<OriginTls, String>>;
 
-/// TLS to origins.
+/// A TLS configuration for origins, with its CA certificates.
 #[derive(Clone)]
 struct OriginTls {
     roots: Roots,
     config: Arc<RustlsClientConfig>,
 }
 
-/// The pool IDs of routes. An unchanged route keeps its ID and thereby its connections. A change of its action or of
-/// the CA certificates needs a new ID, because an old connection must not outlive it.
+/// Returns the pool IDs of routes. An unchanged route retains its ID and thereby its connections. If its action or the
+/// CA certificates change, the route receives a new ID, because its connections must not be reused.
 fn route_owners(snapshot: &Snapshot, previous: Option<&Generation>, origins: &Origins) -> HashMap<Arc<str>, u64> {
     let before: HashMap<&str, (&Route, u64)> = previous
         .into_iter()

@@ -1,11 +1,11 @@
 //! The sending side of the data plane: upstreams, connection pools, exchanges, and reverse connections.
 //!
-//! In: a request or a tunnel for an upstream, an origin or a node. Out: its response on a pooled connection. Layers, each
-//! above the ones before it: `reverse` (nodes that dial in), `upstream` (endpoints with their health and load),
-//! `generation` (a document made ready to run), `outbound` (the connections of one worker). Never: the choice of a
-//! route, or a listener. Only the crates of the data plane use it, and it promises nothing to others.
+//! In: a request or a tunnel for an upstream, an origin or a node. Out: its response on a pooled connection. Layers,
+//! from the lowest: `reverse` (nodes that dial in), `upstream` (endpoints with their health and load), `generation` (a
+//! snapshot made ready to run), `outbound` (the connections of one worker). Never: the choice of a route, or a
+//! listener. The API is internal: it changes with the needs of the other crates of the data plane.
 
-#![allow(missing_docs)] // Fields and variants whose name says all.
+#![allow(missing_docs)] // Some fields and variants need no more description than their name.
 
 pub mod generation;
 pub mod outbound;

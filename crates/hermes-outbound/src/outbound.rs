@@ -28,9 +28,9 @@ use crate::generation::Generation;
 use crate::reverse::channels::Channels;
 use hermes_transport::runtime::WorkerContext;
 
-/// The generation, with a reference count of this worker alone. Requests on two workers would contend for the cache
-/// line of a shared atomic count.
-#[allow(clippy::redundant_allocation)] // See above.
+/// The running generation. The outer `Rc` has a reference count that only this worker changes: workers would contend
+/// for the cache line of the inner, atomic count.
+#[allow(clippy::redundant_allocation)] // The comment above gives the reason.
 pub type Current = Rc<Arc<Generation>>;
 
 /// The sending side of a worker.
@@ -38,17 +38,18 @@ pub struct Outbound {
     context: Rc<WorkerContext>,
     generation: RefCell<Current>,
     pools: RefCell<HashMap<PoolKey, Rc<Pool>, foldhash::fast::RandomState>>,
-    /// Idle connections of all pools.
+    /// The number of idle connections in all pools.
     idle: Idle,
+    /// The QUIC endpoints for outgoing connections, over IPv6 and IPv4; `None` until the first use.
     quic_clients: RefCell<[Option<Endpoint>; 2]>,
-    /// The time at which they were last told of a network change.
+    /// The time at which the QUIC endpoints last migrated, in milliseconds of the node's clock.
     migrated_at: Cell<u64>,
-    /// Passes reverse connections and queries to the workers that they belong to.
+    /// The channels that pass reverse connections and queries to other workers.
     channels: Arc<Channels>,
 }
 
-/// The time within which notices of a network change count as one, in milliseconds. Several connections notice each
-/// change.
+/// The minimum time between two migrations, in milliseconds. Several connections notice each network change, but only
+/// the first notice causes a migration.
 const MIGRATION_INTERVAL: u64 = 20;
 
 impl Deref for Outbound {
@@ -72,27 +73,28 @@ impl Outbound {
         }
     }
 
-    /// The running generation. Hold it for one decision, not for a session.
+    /// Returns the running generation. Callers should keep it for one decision, not for a session: it would stay in
+    /// memory after a reload.
     pub fn generation(&self) -> Current {
         self.generation.borrow().clone()
     }
 
-    /// Runs another generation from now on. Returns the previous one.
+    /// Replaces the running generation, and returns the previous one.
     pub fn set_generation(&self, generation: &Arc<Generation>) -> Current {
         self.set_snapshot(generation.snapshot.clone(), generation.listener_shares().cloned().collect());
         self.generation.replace(Rc::new(generation.clone()))
     }
 
-    /// The name behind a virtual address, if a DNS listener assigned it. Holding the name reserves the address for it;
-    /// a session does so in its authority.
+    /// Returns the name to which a DNS listener assigned this virtual address, or `None`. As long as a clone of the
+    /// returned name exists, the address stays assigned. A session stores a clone in its authority.
     pub fn name_of(&self, address: IpAddr) -> Option<Arc<str>> {
         self.generation().name_tables().iter().find_map(|table| table.name_of(address, self.now()))
     }
 
-    /// The endpoint for outgoing HTTP/3 connections.
+    /// Returns the QUIC endpoint for outgoing HTTP/3 connections, and opens it at the first call.
     ///
     /// # Errors
-    /// No socket can be opened.
+    /// The socket cannot be opened.
     pub fn quic_client(&self, is_v4: bool) -> std::io::Result<Endpoint> {
         let mut clients = self.quic_clients.borrow_mut();
         let client = &mut clients[usize::from(is_v4)];
@@ -105,7 +107,8 @@ impl Outbound {
         }
     }
 
-    /// Migrates outgoing QUIC connections after a network change, once for all of them.
+    /// Migrates all outgoing QUIC connections to a new local address after a network change. Further calls for the same
+    /// change have no effect.
     pub fn migrate_quic_clients(&self) {
         let now = self.shared.now();
         if now < self.migrated_at.replace(now) + MIGRATION_INTERVAL {
@@ -118,12 +121,12 @@ impl Outbound {
         }
     }
 
-    /// The pool of an endpoint.
+    /// Returns the connection pool of an endpoint.
     pub fn pool(&self, key: PoolKey) -> Rc<Pool> {
         self.pools.borrow_mut().entry(key).or_default().clone()
     }
 
-    /// Closes the upstream connections that were idle for longest, if the limit is reached.
+    /// Closes the longest idle upstream connections if the limit of idle connections is reached.
     fn make_room_for_idle(&self) {
         let limit = self.snapshot().limits.upstream_idle_connections;
         if !self.idle.is_full(limit) {
@@ -139,13 +142,13 @@ impl Outbound {
         }
     }
 
-    /// Closes connections that were idle for too long. Called a few times a second.
+    /// Closes connections that were idle for too long. Called several times a second.
     pub fn sweep_pools(&self) {
         let idle = self.snapshot().limits.upstream_idle;
         self.pools.borrow_mut().retain(|_, pool| !pool.sweep(self, idle));
     }
 
-    /// Retires the pools of upstreams, routes and nodes that the running document no longer has.
+    /// Retires the pools of upstreams, routes and nodes that the running generation no longer has.
     pub fn retire_pools(&self) {
         let generation = self.generation();
         let owners = generation.owners();
@@ -161,7 +164,7 @@ impl Outbound {
         });
     }
 
-    /// Closes all connections. Dropping the handles closes them, so that peers need not wait for an idle timeout.
+    /// Closes all connections when the worker ends. An explicit close spares the peers the wait for an idle timeout.
     pub async fn end(&self) {
         self.pools.borrow_mut().clear();
         self.quic_clients.take();

@@ -1,10 +1,11 @@
 //! Reverse connections: connections that a node behind NAT dials, and on which its neighbour then sends requests.
 //!
-//! In: a node that dials (`listener/reverse_dialer`), and its neighbour that accepts (`outbound/reverse_acceptor`). Both have shown certificates. From
-//! then on the roles are reversed: the node that dialled serves HTTP as its listeners do, and the node that accepted
-//! sends requests, from a pool under the node's name. Its first request on each connection is a call. It gives the
-//! number of connections that its workers need, and later announces that it leaves. The answer lists earlier
-//! connections that are dead. Never: a name that a certificate does not prove.
+//! In: a node that dials (`listener/reverse_dialer`), and its neighbour that accepts (`outbound/reverse_acceptor`).
+//! Both authenticate by certificate. From then on the roles are reversed: the node that dialled serves HTTP, and the
+//! neighbour sends requests from a pool with the node's name. The neighbour's first request on each connection is a
+//! call: it contains the number of connections that the neighbour's workers need. A later call announces that the
+//! neighbour drains the connection. The answer to a call lists earlier connections that are dead. Never: a node name
+//! that a certificate does not prove.
 
 mod assignment;
 pub mod channels;
@@ -31,47 +32,47 @@ pub use self::keepalive::{ACCEPTOR_PROBE_INTERVAL, Keepalive, Liveness, Probe};
 use self::keepalive::{UNUSED_PROBE_INTERVAL, USED_PROBE_INTERVAL};
 use hermes_transport::oneshot::Oneshot;
 
-/// The ALPN of a reverse connection over TCP.
+/// The ALPN protocol of a reverse connection over TCP.
 pub const ALPN: &[u8] = b"hermes-reverse";
-/// The ALPN over QUIC.
+/// The ALPN protocol of a reverse connection over QUIC.
 pub const ALPN_H3: &[u8] = b"hermes-reverse-h3";
-/// The header of a call and of its answer. It is removed from every client's request.
+/// The header of a call and of its answer. It is removed from the requests of clients.
 pub const CALL: HeaderName = HeaderName::from_static("hermes-reverse");
-/// The limit of connections to one endpoint: no node has more workers.
+/// The maximum number of reverse connections that this node dials to one endpoint, which needs one for each worker.
 const MAX_WANTED_CONNECTIONS: usize = 1024;
-/// The time that requests wait for a node that lost its last connection, because it is dialling.
+/// The time for which requests wait for a node whose last connection has closed, because the node dials again.
 const RECONNECT_GRACE: Duration = Duration::from_secs(3);
 
-/// A connection after its handshake.
+/// A reverse connection after its TLS or QUIC handshake.
 pub enum ReverseTransport {
-    /// HTTP/2 follows.
+    /// A connection on which HTTP/2 is started.
     Tcp(Io),
-    /// HTTP/3 follows.
+    /// A connection on which HTTP/3 is started.
     Quic(quic::Connection),
 }
 
-/// The state of a node that dials this one, shared by all workers.
+/// The state of a node that dials this node, shared by all workers.
 pub struct ReversePeer {
     pub node: Arc<str>,
-    /// Connections of the node that take requests.
+    /// The number of connections of the node that accept requests.
     usable: AtomicUsize,
-    /// The time at which the last of them closed, in milliseconds of the node's clock; 0 if none ever did.
+    /// The time at which `usable` last became 0, in milliseconds of this node's clock; 0 if it never did.
     went_at: AtomicU64,
     assignment: Mutex<WorkerAssignment>,
-    /// The number of its newest connection, and the address of its peer.
+    /// The number of the node's newest connection, and the address from which the node dialled it.
     newest: watch::Sender<(u64, Option<IpAddr>)>,
-    /// Connections that the node has given up.
+    /// The numbers of connections that the node has declared dead.
     pub gone: SignalledIds,
-    /// Connections that should leave their worker, because another worker has none.
+    /// The numbers of connections that should be replaced by one on another worker, because that worker has none.
     pub leaving: SignalledIds,
 }
 
-/// Numbers of connections that receive a signal. Bounded to the latest ones; the owner of each one checks the list at
-/// once.
+/// The numbers of connections that were signalled. Only the latest numbers are stored, which suffices because the task
+/// of each connection checks them at once.
 #[derive(Default)]
 pub struct SignalledIds(watch::Sender<VecDeque<u64>>);
 
-/// The limit of remembered numbers.
+/// The maximum number of stored connection numbers.
 const MAX_SIGNALLED_IDS: usize = 64;
 
 impl SignalledIds {
@@ -82,23 +83,24 @@ impl SignalledIds {
         });
     }
 
-    /// Waits until this number is signalled.
+    /// Waits until this connection number is signalled.
     pub async fn has_told(&self, number: u64) {
-        // The sender lives as long as `self`.
+        // `wait_for` cannot fail, because `self` contains the sender.
         let _ = self.0.subscribe().wait_for(|told| told.contains(&number)).await;
     }
 }
 
-/// A connection's assignment to a worker; dropping it releases the assignment.
+/// The assignment of a reverse connection to a worker. Dropping it releases the assignment.
 pub struct ConnectionSlot {
     pub reverse_peer: Arc<ReversePeer>,
+    /// The number of the worker.
     pub worker: usize,
-    /// The connection's number among all that the node has dialled.
+    /// The number of the connection, which is greater than those of the node's earlier connections.
     pub number: u64,
 }
 
 impl ConnectionSlot {
-    /// Releases the assignment: the connection takes no further request, and another one should replace it.
+    /// Releases the assignment, because the connection accepts no further request and another one should replace it.
     pub fn give_way(&self) {
         self.reverse_peer.release(self.worker, self.number);
     }
@@ -111,8 +113,9 @@ impl Drop for ConnectionSlot {
 }
 
 impl ReversePeer {
-    /// Connection numbers start at the current time in microseconds. A node may give up a connection of an earlier
-    /// process, or of an earlier `ReversePeer`; its number must match none of these.
+    /// Creates the state of a node without connections. Connection numbers start at the current time in microseconds. A
+    /// node may declare a connection dead that it dialled to an earlier process or an earlier `ReversePeer`. The number
+    /// of that connection must not be used again.
     pub fn new(node: &Arc<str>) -> Self {
         Self::numbering_from(node, SystemTime::now())
     }
@@ -135,18 +138,20 @@ impl ReversePeer {
         self.usable.load(Ordering::Relaxed) > 0
     }
 
+    /// Counts a connection that accepts requests.
     pub fn came(&self) {
         self.usable.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a connection that no longer accepts requests. `now` is in milliseconds of this node's clock.
     pub fn went(&self, now: u64) {
         if self.usable.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.went_at.store(now.max(1), Ordering::Relaxed);
         }
     }
 
-    /// The time that a request may wait for it: a connection is on another worker, or was lost a moment ago. `None`: it
-    /// is not connected.
+    /// Returns the time for which a request may wait for a connection of the node. It is unlimited while another worker
+    /// has one, and short after the last connection has closed. Returns `None` if the node is not connected.
     pub fn patience(&self, now: u64) -> Option<Duration> {
         if self.is_here() {
             return Some(Duration::MAX);
@@ -162,7 +167,7 @@ impl ReversePeer {
         self.assignment.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Assigns a connection that worker `here` accepted, among `workers` workers.
+    /// Assigns a connection, which worker `here` has accepted, to one of `workers` workers.
     pub fn assign(self: &Arc<Self>, here: usize, workers: usize) -> ConnectionSlot {
         let (worker, number) = self.assignment().assign(here, workers);
         ConnectionSlot { reverse_peer: self.clone(), worker, number }
@@ -175,12 +180,13 @@ impl ReversePeer {
         }
     }
 
-    /// The worker that received the newest connection that is still assigned.
+    /// Returns the number of the worker to which the newest assigned connection belongs, or `None` if none is assigned.
     pub fn latest(&self) -> Option<usize> {
         self.assignment().latest()
     }
 
-    /// Announces the connection with this number, if it is the newest. Earlier ones may be dead and are probed.
+    /// Announces the connection with this number to the subscribers of [`Self::newer`], if it is the newest one. They
+    /// probe earlier connections, which may be dead.
     pub fn is_newest(&self, number: u64, source: IpAddr) {
         self.newest.send_if_modified(|newest| {
             let is_newer = number > newest.0;
@@ -191,26 +197,27 @@ impl ReversePeer {
         });
     }
 
-    /// Subscribes to new connections.
+    /// Subscribes to the number and source address of the newest connection.
     pub fn newer(&self) -> watch::Receiver<(u64, Option<IpAddr>)> {
         self.newest.subscribe()
     }
 }
 
-/// The reverse connections to one endpoint, on all workers.
+/// All reverse connections that this node dials to one endpoint, on all workers.
 #[derive(Clone, Debug)]
 pub struct UplinkGroup(Arc<UplinkGroupState>);
 
 #[derive(Debug)]
 struct UplinkGroupState {
-    /// The number of connections that the endpoint last asked for.
+    /// The number of connections that the endpoint last requested.
     wanted: watch::Sender<usize>,
-    /// Signals that one of them suspects its path: all probe at once.
+    /// Signals that the path of one connection may have failed. All connections then probe at once.
     doubts: watch::Sender<()>,
-    /// Open sessions on them.
+    /// The number of open sessions on all connections.
     sessions: AtomicUsize,
+    /// The time at which the group was created.
     since: Instant,
-    /// The end of the last session, in milliseconds since `since`.
+    /// The time at which the last session ended, in milliseconds since `since`.
     used_at: AtomicU64,
 }
 
@@ -226,10 +233,11 @@ impl Default for UplinkGroup {
     }
 }
 
-/// A service that was used within this time is likely to be used again.
+/// The time for which connections count as in use after their last session.
 const RECENT_USE: Duration = Duration::from_secs(60);
 
 impl UplinkGroup {
+    /// Sets the number of connections that the endpoint requested.
     pub fn want(&self, wanted: usize) {
         let wanted = wanted.clamp(1, MAX_WANTED_CONNECTIONS);
         self.0.wanted.send_if_modified(|current| std::mem::replace(current, wanted) != wanted);
@@ -244,12 +252,13 @@ impl UplinkGroup {
         Use(self.clone())
     }
 
-    /// True if there is a session or was one lately. The start counts as a use.
+    /// True if a session is open, or ended less than a minute ago. The creation of the group counts as such an end.
     pub fn is_in_use(&self) -> bool {
         let used_at = || Duration::from_millis(self.0.used_at.load(Ordering::Relaxed));
         self.0.sessions.load(Ordering::Relaxed) > 0 || self.0.since.elapsed() < used_at() + RECENT_USE
     }
 
+    /// Makes all connections of the group probe, because the path of one of them may have failed.
     pub fn doubt(&self) {
         self.0.doubts.send_replace(());
     }
@@ -259,7 +268,7 @@ impl UplinkGroup {
     }
 }
 
-/// A guard for the duration of one session.
+/// The guard that counts a session on a connection of a group.
 pub struct Use(UplinkGroup);
 
 impl Drop for Use {
@@ -270,36 +279,37 @@ impl Drop for Use {
     }
 }
 
-/// The reason for dialling a replacement.
+/// The reason why a reverse connection is replaced by a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplaceReason {
-    /// The connection closed.
+    /// The connection has closed.
     Over,
-    /// The peer sends no further request on it.
+    /// The peer has announced that it sends no further request on the connection.
     Leaving,
-    /// The connection receives nothing.
+    /// The connection has received nothing for too long.
     Silent,
-    /// Packets to the peer would now leave from another address.
+    /// The kernel would now send packets to the peer from another source address.
     Moved,
 }
 
-/// A connection that this node dialled and serves on.
+/// A reverse connection that this node has dialled, and on which it serves requests.
 pub struct UplinkConnection {
     keepalive: RefCell<Keepalive>,
-    /// The acknowledgement counters for the keepalive over TCP, taken once HTTP begins.
+    /// The monitor of TCP acknowledgements, which the keepalive takes when HTTP begins. `None` for QUIC.
     acks: Cell<Option<AckMonitor>>,
     group: UplinkGroup,
-    /// True for the connection that probes on behalf of the whole bundle.
+    /// True for the one connection of its group that probes at the short interval.
     is_first: bool,
+    /// Set when the connection should be replaced, with the reason.
     pub moves_on: Oneshot<ReplaceReason>,
     is_over: Cell<bool>,
-    /// The connection suspects its path, and the others were told.
+    /// True if an acknowledgement is late, and the other connections of the group were signalled to probe.
     doubts: Cell<bool>,
-    /// The number of PATH_CHALLENGE frames from the peer.
+    /// The number of PATH_CHALLENGE frames received from the peer.
     challenges: Cell<u64>,
-    /// The connection's number at the peer. Set once the peer has accepted it.
+    /// The number that the peer has assigned to the connection. Set by the peer's first call.
     pub number: Oneshot<u64>,
-    /// Numbers of earlier connections that are dead.
+    /// The numbers of this node's earlier connections that are dead.
     given_up: Vec<u64>,
 }
 
@@ -319,20 +329,21 @@ impl UplinkConnection {
         }
     }
 
-    /// Starts the keepalive once HTTP has begun.
+    /// Starts the keepalive. Called when HTTP has begun on the connection. With `None`, the keepalive sends no probes.
     pub fn begin(&self, probe: Option<Probe>) {
         self.keepalive.replace(Keepalive::new(probe, self.acks.take(), UNUSED_PROBE_INTERVAL));
     }
 
-    /// Handles a change of the PATH_CHALLENGE count. The peer's QUIC stack saw this node at another address, which no
-    /// other signal reports. The peer knows the new address of this connection; the others must send too.
+    /// Records the number of received PATH_CHALLENGE frames. An increase means that the peer received packets of this
+    /// connection from a new address of this node, which only this frame reveals. The group is then signalled to probe,
+    /// so that the peer learns the new address of the other connections too.
     pub fn note_challenges(&self, challenges: u64) {
         if self.challenges.replace(challenges) != challenges {
             self.group.doubt();
         }
     }
 
-    /// Marks the connection as closed, with all streams on it.
+    /// Marks the connection as closed, and signals the group to probe.
     pub fn end(&self) {
         self.acks.take();
         self.keepalive.borrow_mut().end();
@@ -341,12 +352,13 @@ impl UplinkConnection {
         self.group.doubt();
     }
 
-    /// Probes the peer.
+    /// Makes the keepalive probe the peer now.
     pub fn probe(&self) {
         self.keepalive.borrow_mut().send_probe();
     }
 
-    /// Ready when the connection was silent for so long that it counts as dead. `heard` counts all reads.
+    /// Ready when the connection has received nothing for so long that it counts as dead. `heard` is the number of
+    /// reads.
     pub fn poll_dead(&self, cx: &mut Context<'_>, heard: u64) -> Poll<()> {
         let mut keepalive = self.keepalive.borrow_mut();
         keepalive.ask_after(if self.is_first && self.group.is_in_use() {
@@ -369,18 +381,18 @@ impl UplinkConnection {
         }
     }
 
-    /// True if no byte can arrive on it.
+    /// True if the connection has closed, or has received nothing for too long.
     pub fn is_dead(&self) -> bool {
         self.is_over.get() || self.keepalive.borrow().is_silent()
     }
 
-    /// A guard for the session of this request. A request without `via` is the peer's own health check, which alone
-    /// does not count as use.
+    /// Returns a guard that counts the session of this request. Returns `None` for a request without `via`: it is a
+    /// health check of the peer itself, which does not count as a use.
     pub fn used_for(&self, head: &Parts) -> Option<Use> {
         head.headers.contains_key(VIA).then(|| self.group.use_it())
     }
 
-    /// The answer to a request that is a call; `None` for any other request.
+    /// Handles a call of the peer, and returns the answer. Returns `None` for any other request.
     pub fn answer(&self, head: &Parts) -> Option<Response<()>> {
         let call = head.headers.get(CALL)?.to_str().unwrap_or_default();
         match parse(call) {
@@ -409,14 +421,14 @@ impl UplinkConnection {
 /// The content of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// `id=17, connections=4`: the connection's number, and the number of connections that are wanted.
+    /// `id=17, connections=4`: the number of this connection, and the number of connections that the sender needs.
     Begins { number: Option<u64>, wanted: Option<usize> },
-    /// `leaving`: no further session on this connection.
+    /// `leaving`: the sender opens no further session on this connection.
     Leaving,
 }
 
 impl Call {
-    /// The request that carries the call.
+    /// Returns the request that transmits the call, or `None` if the node's name is not a valid authority.
     pub fn request(self, node: &str) -> Option<Request<()>> {
         let words = match self {
             Call::Leaving => "leaving".to_owned(),
@@ -429,7 +441,7 @@ impl Call {
     }
 }
 
-/// Parses a call. Unknown words are ignored, because a later version may add some.
+/// Parses a call. Unknown parameters are ignored, because a later version may add some.
 fn parse(words: &str) -> Call {
     let mut begins = (None, None);
     for word in words.split(',').map(str::trim) {
@@ -443,7 +455,7 @@ fn parse(words: &str) -> Call {
     Call::Begins { number: begins.0, wanted: begins.1 }
 }
 
-/// The numbers of connections that an answer gives up.
+/// Returns the numbers of the connections that the answer to a call declares dead.
 pub fn given_up(answer: &HeaderMap) -> impl Iterator<Item = u64> {
     let words = answer.get(CALL).and_then(|value| value.to_str().ok()).unwrap_or_default();
     words.split(',').filter_map(|word| word.trim().strip_prefix("gone=")?.parse().ok())
@@ -499,7 +511,8 @@ mod tests {
         assert!(uplink.answer(&other).is_none(), "any other request is a session");
     }
 
-    /// Otherwise the peer would notice only after a timeout, while its flows wait.
+    /// Without the probe of the other connections, the peer would notice the end only after a timeout, while flows
+    /// wait.
     #[tokio::test]
     async fn a_connection_that_is_over_is_dead_whatever_was_found_before_and_makes_the_others_ask() {
         for before in [None, Some(ReplaceReason::Silent)] {
@@ -512,7 +525,7 @@ mod tests {
         }
     }
 
-    /// A session on any of the connections counts.
+    /// A session on any connection of the group counts as a use of all.
     #[tokio::test(start_paused = true)]
     async fn they_are_in_use_while_there_are_sessions_and_for_a_while_after() {
         let group = UplinkGroup::default();
@@ -536,7 +549,7 @@ mod tests {
     async fn who_was_given_up_hears_of_it_and_nobody_else() {
         let reverse_peer = reverse_peer();
         reverse_peer.gone.add([1, 7].into_iter());
-        // The loop fills the list, so that earlier numbers are forgotten.
+        // This fills the list, so that the earlier numbers are removed.
         reverse_peer.gone.add(100..100 + MAX_SIGNALLED_IDS as u64);
         reverse_peer.gone.has_told(100).await;
         assert!(tokio::time::timeout(Duration::from_millis(10), reverse_peer.gone.has_told(7)).await.is_err());

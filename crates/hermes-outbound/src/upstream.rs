@@ -1,7 +1,7 @@
 //! Upstreams at run time: endpoints with their health and load, shared by all workers.
 //!
-//! In: the upstreams of a snapshot. Out: an endpoint for a session, and a record of its outcome. An unchanged upstream
-//! keeps its state when the snapshot is replaced. Never: connections, which belong to a worker (`pool`).
+//! In: the upstreams of a snapshot, and the outcomes of sessions. Out: an endpoint for a session. An unchanged upstream
+//! retains its state when the snapshot is replaced. Never: connections, which belong to the pools of a worker.
 
 mod outlier;
 mod retry_budget;
@@ -18,27 +18,30 @@ pub use self::retry_budget::GaugeGuard;
 
 use crate::reverse::{ReversePeer, UplinkGroup};
 
-/// Maximum number of endpoints that a session tries on its own while it gets no connection.
+/// The maximum number of endpoints that a session tries without `retry` on its route, until it has a connection.
 const MAX_FAILOVERS: usize = 8;
 
 /// The state of an endpoint, shared by all workers.
 pub struct Endpoint {
     pub target: Target,
-    /// The label for logs and records: `ingress/192.0.2.1:9443`, `devices/alice-laptop`.
+    /// The label for logs and the access log, such as `ingress/192.0.2.1:9443` or `devices/alice-laptop`.
     pub label: Arc<str>,
-    /// The endpoint part of the label, for metrics.
+    /// The label without the name of the upstream, for metrics.
     pub name: Arc<str>,
-    /// The authority of requests to the endpoint itself: its address, or the name that TLS verifies, with its port.
+    /// The authority of requests that this node itself sends to the endpoint: its address or the name that TLS
+    /// verifies, with the port. For a node, it is the name of the node.
     pub authority: Arc<str>,
+    /// The number of open sessions at the endpoint.
     pub in_flight: AtomicUsize,
-    /// The result of active health checks; true without checks.
+    /// The result of active health checks; true if none are configured.
     pub healthy: AtomicBool,
     pub passive: outlier::Passive,
 }
 
-/// The location of an endpoint.
+/// The means by which an endpoint is reached: its address, or reverse connections.
 pub enum Target {
-    /// An address, which this node dials. The bundle holds the reverse connections that it keeps to the endpoint.
+    /// An address, which this node dials. `group` is the state of the reverse connections that it dials to the
+    /// endpoint.
     Address { host: Arc<str>, port: u16, group: UplinkGroup },
     /// A node that is reached over its reverse connections.
     Node(Arc<ReversePeer>),
@@ -89,32 +92,34 @@ impl Endpoint {
     }
 }
 
-/// TLS settings for an upstream.
+/// The TLS configuration for an upstream or an origin.
 #[derive(Clone)]
 pub struct ClientTls {
     pub config: Arc<RustlsClientConfig>,
-    /// The settings for HTTP/3.
+    /// The QUIC configuration; `None` without HTTP/3.
     pub quic: Option<hermes_net::quic::ClientConfig>,
-    /// The server name for SNI.
+    /// The server name for SNI, and for the verification of a certificate by name.
     pub name: Arc<str>,
-    /// TLS proves that the peer is a node of this overlay.
+    /// True if TLS verifies that the peer is a node of this overlay.
     pub proves_node: bool,
 }
 
 /// The state of an upstream.
 pub struct UpstreamState {
-    /// Unique in this process. Pools use it as a key, so that a changed upstream or a renewed identity never reuses an
-    /// old connection.
+    /// The pool ID, which is unique in this process. A changed upstream or a renewed identity has another ID, so that
+    /// no connection of the previous state is reused.
     pub id: u64,
     pub config: Arc<Upstream>,
-    /// All endpoints; those of `backup` come last.
+    /// All endpoints. Those in `backup` come last.
     pub endpoints: Vec<Endpoint>,
     /// The index of the first backup endpoint.
     first_backup: usize,
     pub tls: Option<ClientTls>,
+    /// The position of round-robin balancing.
     turn: AtomicUsize,
-    /// The active requests and retries, for the retry budget.
+    /// The number of active requests, for the retry budget.
     active: AtomicUsize,
+    /// The number of retries in flight, for the retry budget.
     retrying: AtomicUsize,
 }
 
@@ -138,10 +143,11 @@ impl UpstreamState {
         }
     }
 
-    /// Chooses an endpoint, if possible none of `avoid`, which just failed. `now` is the node's clock in milliseconds,
-    /// `random` a fresh random number. If every endpoint is unhealthy, none is chosen: an immediate error is better
-    /// than a timeout. Ejected endpoints are used if no other remains, since the ejection time is only an estimate.
-    /// Backup endpoints are chosen, in their order, if no primary one qualifies.
+    /// Chooses an endpoint for a session, if possible none of those in `avoid`, which have just failed. `now` is in
+    /// milliseconds of the node's clock. `random` is a new random number. Returns `None` if every endpoint is
+    /// unhealthy, because an immediate error is better than a timeout. Ejected endpoints are chosen if no other one
+    /// remains, because the ejection time is only an estimate. Backup endpoints are chosen, in their order, if no
+    /// primary one qualifies.
     pub fn choose(&self, facts: &Facts, now: u64, random: u64, avoid: &[usize]) -> Option<usize> {
         if self.endpoints.len() == 1 {
             return self.endpoints[0].healthy.load(Ordering::Relaxed).then_some(0);
@@ -156,19 +162,21 @@ impl UpstreamState {
         among(&|index| takes(index) && !avoid.contains(&index)).or_else(|| among(&takes)).or_else(|| among(&is_healthy))
     }
 
-    /// True if the endpoint is a backup, for use when no primary one is available.
+    /// True if the endpoint is a backup, which is used only if no primary endpoint qualifies.
     pub fn is_backup(&self, index: usize) -> bool {
         index >= self.first_backup
     }
 
-    /// True if a session that sent nothing may try another endpoint, even without `retry` on its route. Nodes and
-    /// upstreams with backups fail over so, since the loss of an endpoint is normal there.
+    /// True if a session of which nothing was sent may try another endpoint, even without `retry` on its route. `tried`
+    /// are the endpoints that have failed. This failover exists for nodes and for upstreams with backups, where the
+    /// loss of an endpoint is a normal event.
     pub fn has_another(&self, tried: &[usize], now: u64) -> bool {
         let mut others = self.endpoints.iter().enumerate().filter(|(index, _)| !tried.contains(index));
         tried.len() < self.failovers() && others.any(|(_, endpoint)| endpoint.takes_sessions(now))
     }
 
-    /// The maximum number of endpoints for such a failover.
+    /// Returns the maximum number of endpoints that a session tries in a failover without `retry`, or 0 if this
+    /// upstream has no such failover.
     pub fn failovers(&self) -> usize {
         let is_node = |endpoint: &Endpoint| matches!(endpoint.target, Target::Node(_));
         let proves_node = self.tls.as_ref().is_some_and(|tls| tls.proves_node);
@@ -176,7 +184,7 @@ impl UpstreamState {
         if fails_over { self.endpoints.len().min(MAX_FAILOVERS) } else { 0 }
     }
 
-    /// The endpoint with this label, if it accepts sessions and is not a backup.
+    /// Returns the index of the endpoint with this label if it accepts sessions and is not a backup, otherwise `None`.
     pub fn takes_again(&self, label: &str, now: u64) -> Option<usize> {
         self.endpoints[..self.first_backup]
             .iter()
@@ -200,26 +208,26 @@ impl UpstreamState {
             Balance::Hash(header) => {
                 let source = facts.source.ip().to_string();
                 let key = facts.headers.get(header).map_or(source.as_bytes(), |value| value.as_bytes());
-                // Rendezvous hashing: if an endpoint joins or leaves, only its own sessions move.
+                // Rendezvous hashing: if an endpoint is added or removed, only sessions of that endpoint move.
                 candidates.iter().copied().max_by_key(|index| weight(key, &self.endpoints[*index].name))?
             }
         })
     }
 
-    /// Records a success of the endpoint.
+    /// Records that a session at the endpoint succeeded.
     pub fn succeeded(&self, endpoint: usize) {
         self.endpoints[endpoint].passive.succeeded();
     }
 
-    /// Records a failure of the endpoint. True if the failure ejects it.
+    /// Records that a session at the endpoint failed. Returns true if this failure ejects the endpoint.
     pub fn failed(&self, endpoint: usize, now: u64) -> bool {
         self.endpoints[endpoint].passive.failed(&self.config.outlier, now)
     }
 }
 
-/// FNV-1a (Fowler, Noll, Vo) over both, then the finalizer of MurmurHash3. Without the finalizer, keys that differ only
-/// in their last character prefer the same endpoint. Implemented here, since every worker, node and version must choose
-/// the same endpoint, and the standard library guarantees no stable hash.
+/// Returns the weight of an endpoint for a key in rendezvous hashing: FNV-1a over key and endpoint, then the finalizer
+/// of MurmurHash3. Without the finalizer, keys that differ only in their last character would prefer the same endpoint.
+/// Every worker, node and version must choose the same endpoint, and the standard library guarantees no stable hash.
 fn weight(key: &[u8], endpoint: &str) -> u64 {
     // This byte never occurs in UTF-8, so it separates key and endpoint unambiguously.
     const BETWEEN: u8 = 0xff;
@@ -232,7 +240,7 @@ fn weight(key: &[u8], endpoint: &str) -> u64 {
     hash ^ (hash >> 33)
 }
 
-/// Counts a session on an endpoint for its lifetime.
+/// The guard that counts a session as in flight at its endpoint.
 pub struct InFlight {
     state: Arc<UpstreamState>,
     endpoint: usize,
@@ -255,7 +263,8 @@ impl Drop for InFlight {
 mod tests {
     use super::weight;
 
-    /// Computed by an independent program: a change would move every session to another endpoint.
+    /// The expected values come from an independent program. A change of the function would move sessions to other
+    /// endpoints.
     #[test]
     fn weights_are_the_same_for_every_version() {
         assert_eq!(weight(b"", "192.0.2.1:80"), 0x3ef0_705c_dcce_28ec);

@@ -1,14 +1,14 @@
 //! Virtual addresses of names ("fake IP"): the answers of a DNS listener, and the reverse lookup.
 //!
-//! In: names of the overlay, from DNS queries. Out: an address of a reserved prefix for each name, the same while it is
-//! used; and the name of an address, for sessions to it. A name's slot is a keyed hash of the name under a secret of
-//! the node. So a name has the same address after a restart unless another name took it, and no attacker can search for
-//! a name that gets the address of another.
+//! In: names of the overlay, from DNS queries. Out: an address of a reserved prefix for each name, which stays the same
+//! while it is used, and the name of an address, for sessions to that address. The preferred slot of a name is a keyed
+//! hash of the name, with a secret of the node. So a name has the same address after a restart, unless another name
+//! occupies its slot. An attacker cannot compute a name that receives the address of another name.
 //!
-//! Bounded: the least recently used names are evicted. Never evicted are names that were queried within the grace
-//! period, names of live sessions (which hold the `Arc` from `name_of`), and names that the document spells out. A
-//! released address is assigned to another name as late as possible, because programs may cache it beyond its TTL. One
-//! table serves the whole node: its lock is held for a lookup, and taken only for such addresses.
+//! The number of names is bounded: the least recently used one is evicted. Three kinds of names are never evicted:
+//! names queried within the grace period, names of live sessions (which own the `Arc` from `name_of`), and names that
+//! the document lists. A released address is assigned to another name as late as possible, because programs may cache
+//! it beyond its TTL. All workers share one table. Its lock is taken only for lookups of such names and addresses.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,30 +17,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hermes_model::snapshot::VirtualIpPools;
 use hermes_net::keyed_hash::KeyedHash;
 
-/// The TTL of an answer, in seconds.
+/// The TTL of a DNS answer, in seconds.
 pub const TTL: u32 = 10;
-/// The time that a name keeps its address after the last use, in milliseconds: the TTL, and the same again for a client
-/// that has not connected yet.
+/// The time for which a name retains its address after the last use, in milliseconds: twice the TTL, so that a client
+/// can still connect after the TTL has expired.
 pub const GRACE: u64 = 2 * TTL as u64 * 1000;
-/// The number of references to a name that the table itself holds.
+/// The number of references to a name from within the table.
 const OWN: usize = 2;
-/// The limit of slots that are used in a prefix.
+/// The maximum number of slots of a prefix.
 const MAX_SLOTS: u32 = 1 << 24;
-/// The limit of released slots that are not reused yet.
+/// The maximum number of released slots that are not assigned to other names yet.
 const MAX_RELEASED_SLOTS: usize = 1 << 16;
 
-/// The virtual addresses of one name.
+/// The virtual addresses of one name; `None` for an IP version without a reserved prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     pub v4: Option<Ipv4Addr>,
     pub v6: Option<Ipv6Addr>,
 }
 
-/// The names of a reserved prefix.
+/// The virtual addresses of the reserved prefixes, and the names to which they are assigned.
 #[derive(Debug)]
 pub struct VirtualIpPool {
     reserved: VirtualIpPools,
-    /// The number of slots, from 1: the first and the last address of an IPv4 network are no host addresses.
+    /// The number of slots. Slots are numbered from 1, because the first address of an IPv4 network is no host address.
     indexes: u32,
     keyed: KeyedHash,
     table: Mutex<Table>,
@@ -48,15 +48,19 @@ pub struct VirtualIpPool {
 
 #[derive(Debug, Default)]
 struct Table {
+    /// The slot number of each name.
     by_name: HashMap<Arc<str>, u32>,
+    /// The assigned slots, by number.
     by_place: HashMap<u32, Slot>,
-    /// Slots by last use, oldest first.
+    /// The slot numbers in the order of their last use, the oldest first.
     by_use: BTreeMap<u64, u32>,
+    /// The number of uses, which gives the next key of `by_use`.
     uses: u64,
-    /// Names of the document: they keep their slots, in addition to the limit for others.
+    /// The names that the document lists. They are never evicted, and do not count towards the limit.
     fixed: HashSet<Arc<str>>,
-    /// Released slots with their old names, and the order of their release.
+    /// Released slots, with their previous names.
     resting: HashMap<u32, Arc<str>>,
+    /// Released slots in the order of their release.
     let_go: VecDeque<u32>,
 }
 
@@ -65,6 +69,7 @@ struct Slot {
     name: Arc<str>,
     /// The key in `by_use`.
     turn: u64,
+    /// The time of the last use, in milliseconds of the node's clock.
     used_at: u64,
 }
 
@@ -80,7 +85,8 @@ impl VirtualIpPool {
         &self.reserved
     }
 
-    /// Sets the names that keep their slots. A name without a free slot gets one on its first query, like any other.
+    /// Sets the names that the document lists, and assigns slots to them. If no slot is free, a name receives one at
+    /// its first query, like any other name.
     pub fn fix(&self, names: HashSet<Arc<str>>) {
         let mut sorted: Vec<_> = names.iter().cloned().collect();
         sorted.sort_unstable();
@@ -95,8 +101,9 @@ impl VirtualIpPool {
         }
     }
 
-    /// The virtual addresses of a name in canonical spelling. `None` if names in use occupy all of the `most` slots
-    /// beside those of the document's names.
+    /// Returns the virtual addresses of a name in canonical spelling, and assigns them if necessary. `most` is the
+    /// maximum number of names, not counting those that the document lists. Returns `None` if that many names are in
+    /// use. `now` is in milliseconds of the node's clock.
     pub fn addresses_of(&self, name: &str, most: usize, now: u64) -> Option<Addresses> {
         let mut table = self.lock();
         let index = match table.by_name.get(name) {
@@ -113,7 +120,8 @@ impl VirtualIpPool {
         Some(self.addresses(index))
     }
 
-    /// The name behind a virtual address. Holding it reserves the address.
+    /// Returns the name to which a virtual address is assigned, or `None`. As long as a clone of the returned `Arc`
+    /// exists, the address stays assigned. `now` is in milliseconds of the node's clock.
     pub fn name_of(&self, address: IpAddr, now: u64) -> Option<Arc<str>> {
         let index = self.index(address)?;
         let mut table = self.lock();
@@ -123,11 +131,11 @@ impl VirtualIpPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // A panic under the lock leaves a table that is consistent except for the interrupted step.
+        // After a panic while the lock was held, the table is still usable: at most one entry is inconsistent.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The preferred slot of a name.
+    /// Returns the number of the preferred slot of a name.
     fn first_place(&self, name: &str) -> u32 {
         1 + (self.keyed.hash(name) % u64::from(self.indexes)) as u32
     }
@@ -153,9 +161,9 @@ impl VirtualIpPool {
 }
 
 impl Table {
-    /// Evicts the least recently used name, if the table is full.
+    /// Evicts the least recently used name if the table has `most` names. Returns `None` if all of them are in use.
     fn make_room(&mut self, most: usize, indexes: u32, now: u64) -> Option<()> {
-        // Names in use move to the end, so that each is checked once.
+        // A name in use becomes the most recently used one, so that each name is checked once.
         for _ in 0..=self.by_place.len() {
             if self.by_place.len() < most {
                 return Some(());
@@ -168,7 +176,7 @@ impl Table {
                 continue;
             }
             if slot.used_at + GRACE > now {
-                // All others were used later.
+                // All other names were used later, so they are within the grace period too.
                 self.by_use.insert(turn, index);
                 return None;
             }
@@ -182,7 +190,8 @@ impl Table {
         None
     }
 
-    /// Keeps a released slot from other names, until `most` more slots were released: enough others are free.
+    /// Reserves a released slot for its previous name until `most` further slots were released. Meanwhile, enough other
+    /// slots are free.
     fn rest(&mut self, index: u32, name: Arc<str>, most: usize) {
         self.resting.insert(index, name);
         self.let_go.push_back(index);
@@ -193,8 +202,8 @@ impl Table {
         }
     }
 
-    /// The first slot from this one on that is free and did not belong to another name recently. The caller ensures
-    /// that a free one exists.
+    /// Returns the number of the first slot, searched from `from` on, that is free and not reserved for another name.
+    /// If all free slots are reserved, returns the one that was released first. The caller ensures that a slot is free.
     fn free_place(&mut self, name: &str, from: u32, indexes: u32) -> u32 {
         let mut index = from;
         for _ in 0..indexes {
@@ -208,7 +217,7 @@ impl Table {
         self.let_go.front().copied().inspect(|first| self.wake(*first)).unwrap_or(from)
     }
 
-    /// Marks a released slot as used.
+    /// Removes a slot from the released ones, because it is assigned again.
     fn wake(&mut self, index: u32) {
         if self.resting.remove(&index).is_some() {
             self.let_go.retain(|other| *other != index);
@@ -270,7 +279,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_goes_and_never_one_in_use() {
-        // Two slots: the other two addresses are no host addresses.
+        // The prefix has two slots, because its first and last address are no host addresses.
         let table = table("198.18.0.0/30", None);
         let (first, second) = (v4(&table, "first", 0), v4(&table, "second", 1));
         assert!(first.is_some() && second.is_some() && first != second);
@@ -310,7 +319,7 @@ mod tests {
             assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());
         }
         assert_eq!((v4(&table, "video", 500 * GRACE), table.lock().by_place.len()), (before, 12));
-        // Once no document spells it out, the name is evicted like any other.
+        // Once the document no longer lists the name, it is evicted like any other.
         table.fix(HashSet::new());
         for number in 600..700u64 {
             assert!(limit(&format!("{number}.corp"), number * GRACE).is_some());

@@ -40,17 +40,18 @@ pub enum Body {
     Stream(StreamBody),
     /// The body of a tunnel by POST; the tunnel writes it.
     Channel(ChannelBody),
-    /// A body that another layer implements: the response body of an exchange with an upstream, or the body of a
-    /// filter.
+    /// A body that a layer above this crate implements: the response body of an exchange with an upstream, or the body
+    /// of a filter.
     Boxed(Box<dyn BoxedBody>),
-    /// The rest of the response passes through custody, after a received head of `head_bytes` bytes; no byte of it
-    /// passes this body.
+    /// The body of a response that custody forwards outside of this type, which therefore yields no byte.
+    /// `head_bytes` is the length of the received head.
     Led { head_bytes: u64 },
 }
 
-/// A body that a layer above implements. The functions mean what they mean on `http_body::Body`.
+/// A body that a layer above this crate implements. `poll_frame`, `is_end_stream` and `size_hint` have the contract of
+/// `http_body::Body`.
 pub trait BoxedBody {
-    /// Binds the body to a session, which ends if too many of its bytes remain unread.
+    /// Charges the unread bytes of the body to a session. The session may end if `limits.receive-buffer` is exceeded.
     fn bind(&self, _: &Rc<SessionEntry>) {}
     /// See `http_body::Body`.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>>;
@@ -58,24 +59,24 @@ pub trait BoxedBody {
     fn is_end_stream(&self) -> bool;
     /// See `http_body::Body`.
     fn size_hint(&self) -> SizeHint;
-    /// True if a response that breaks off is resumed.
+    /// True if the body continues with a further request to the origin when its connection fails.
     fn is_resumed(&self) -> bool {
         false
     }
 }
 
 impl Body {
-    /// A body that a layer above implements.
+    /// Wraps a body that a layer above this crate implements.
     pub fn boxed(body: impl BoxedBody + 'static) -> Self {
         Body::Boxed(Box::new(body))
     }
 
-    /// True if a response that breaks off is resumed.
+    /// True if the body continues with a further request to the origin when its connection fails.
     pub fn is_resumed(&self) -> bool {
         matches!(self, Body::Boxed(body) if body.is_resumed())
     }
 
-    /// Binds the body to a session, which ends if too many of its bytes remain unread.
+    /// Charges the unread bytes of the body to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         match self {
             Body::Stream(body) => body.bind(session),
@@ -134,12 +135,12 @@ pub struct StreamBody {
 }
 
 impl StreamBody {
-    /// `length` is the message's `content-length`.
+    /// Wraps the stream of a message. `length` is its `content-length`; `None` if the message has no such field.
     pub fn new(recv: Receiver, length: Option<u64>) -> Self {
         Self { recv, remaining: length, trailers: false }
     }
 
-    /// Binds the body to its session.
+    /// Charges the unread bytes of the stream to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.recv.bind(session);
     }
@@ -150,9 +151,9 @@ impl StreamBody {
     }
 }
 
-/// Parses `content-length` of an HTTP/2 message; `None` if absent. h2 has checked that it is a number, and that
-/// repeated values are equal. Only one is kept, because an HTTP/1.1 peer may refuse two or find a second body (RFC
-/// 9110, section 8.6).
+/// Parses `content-length` of an HTTP/2 message; returns `None` if the field is absent. h2 has checked that the value
+/// is a number, and that repeated values are equal. The function removes repeated lines, because an HTTP/1.1 peer may
+/// refuse them or read a second body (RFC 9110, section 8.6).
 pub fn settle_length(headers: &mut HeaderMap) -> Option<u64> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let first = lines.next()?;
@@ -178,7 +179,7 @@ impl HttpBody for StreamBody {
                     }
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                // The body is complete by its length.
+                // All bytes of `content-length` have arrived, so the body is complete despite the reset.
                 Some(Err(error)) if self.remaining == Some(0) && (error.has_parted() || error.is_unprocessed()) => {
                     return Poll::Ready(None);
                 }
@@ -215,7 +216,7 @@ impl HttpBody for StreamBody {
     }
 }
 
-/// A response body on its way to the client. It owns the session: dropping it ends the session.
+/// The body of a response that is sent to the client. It owns the session: dropping the body ends the session.
 pub struct ResponseBody {
     pub body: Body,
     session: Session,
@@ -281,8 +282,8 @@ impl HttpBody for ResponseBody {
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
-        // A response to HEAD, or one without a body, is never polled. For any other, a drop before the end means that
-        // the client did not take the rest.
+        // A response to HEAD, or one without a body, is never polled. Any other body that is dropped before its end was
+        // not sent completely.
         if !self.ended && !self.body.is_end_stream() && self.session.entry.end.get().is_none() {
             let head_only = self.session.entry.facts.method == http::Method::HEAD;
             if !head_only && self.body.size_hint().exact() != Some(0) {

@@ -1,8 +1,8 @@
 //! Writes a body into a multiplexed stream, within the stream's flow-control window.
 //!
-//! In: a body. Out: DATA frames, trailers, END_STREAM. Small chunks that are available together share one frame. It
-//! holds at most one frame of the body beyond the window. Both directions use it: requests to an upstream, responses to
-//! a client.
+//! In: a body. Out: DATA frames, trailers, END_STREAM. Small chunks that are available together share one frame. The
+//! writer stores at most one frame that the window does not accept yet. It sends requests to an upstream and responses
+//! to a client.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -19,30 +19,30 @@ use crate::runtime::session::Phase;
 use crate::stream::h2::{Coalesced, GATHER, SMALL};
 use crate::stream::{Reset, Sender, StreamError};
 
-/// The limit of frames before other tasks of the worker run.
+/// The maximum number of frames that one poll writes before other tasks of the worker run.
 const FRAMES_A_TURN: usize = 64;
 
 /// A body that is written into a stream.
 pub struct BodyWriter<B> {
     body: B,
     stream: Sender,
-    /// The rest of a chunk that the window has not taken yet.
+    /// The rest of a chunk that the flow-control window has not accepted yet.
     chunk: Bytes,
-    /// The frame, error or end that followed small chunks.
+    /// The frame, error or end (`Some(None)`) that the body returned after small chunks; it is processed next.
     next: Option<Option<Result<Frame<Bytes>, Error>>>,
-    /// The body has ended; `chunk` is its last.
+    /// The body has ended, and `chunk` is the rest of its last chunk.
     ended: bool,
     /// The whole body is in the stream, or the body failed.
     done: bool,
     blocked: bool,
 }
 
-/// The failure of a pipe.
+/// The failure of a [`BodyWriter`].
 #[derive(Debug)]
 pub enum BodyWriteError {
-    /// The body failed: its source is at fault. The stream was reset.
+    /// The body could not be read to its end. The stream was reset.
     Source(Error),
-    /// The stream failed: its reader is at fault.
+    /// The stream could not be written, because its receiver or its connection failed.
     Sink(StreamError),
 }
 
@@ -51,13 +51,13 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> BodyWriter<B> {
         Self { body, stream, chunk: Bytes::new(), next: None, ended: false, done: false, blocked: false }
     }
 
-    /// True if the reader takes nothing: it owes progress.
+    /// True if the last poll waited for the receiver of the stream, for example for its flow-control window.
     pub fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Writes as much as the stream accepts. Ready when the stream has the whole body, or when the body or the stream
-    /// failed.
+    /// Writes as much as the stream accepts. Ready when the stream has accepted the whole body, or when the body or the
+    /// stream failed.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BodyWriteError>> {
         for _ in 0..FRAMES_A_TURN {
             if self.done {
@@ -95,7 +95,7 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> BodyWriter<B> {
         Poll::Pending
     }
 
-    /// The next frame of the body, with small chunks coalesced.
+    /// Returns the next frame of the body. Small chunks that are available together are coalesced into one frame.
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         if let Some(next) = self.next.take() {
             return Poll::Ready(next);
@@ -152,27 +152,27 @@ impl<B: HttpBody<Data = Bytes, Error = Error> + Unpin> BodyWriter<B> {
 impl<B> Drop for BodyWriter<B> {
     fn drop(&mut self) {
         if !self.done {
-            // An explicit reset: h2 itself sends CANCEL only once the other half is dropped too.
+            // An explicit reset: h2 itself sends CANCEL only once the receiving half of the stream is dropped too.
             self.stream.reset(Reset::Cancel);
         }
     }
 }
 
-/// The time for a client to read the response of a session that was already ended.
+/// The time within which a client must read the response of a session that ended before the response was sent.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// Sends the body of a response to a client, until it is complete or the session ends.
+/// Sends the body of a response to a client, until the body is complete or the session ends.
 pub async fn pass(body: ResponseBody, stream: Sender) {
     let (worker, entry) = (body.worker().clone(), body.entry().clone());
-    // If the session was already ended, this response reports that. It gets less time, and none if the session was
-    // ended for the memory that it holds.
+    // If the session has already ended, this response reports the reason. The client has less time to read it, and none
+    // if the session ended because a limit was reached.
     let mut last_words = entry.end.get().map(|error| {
         let patience = if matches!(error, Error::Limit(_)) { Duration::ZERO } else { LAST_WORDS };
         (error, Box::pin(tokio::time::sleep(patience)))
     });
     let mut pipe = BodyWriter::new(body, stream);
     let result = std::future::poll_fn(|cx| {
-        // A body whose client reads nothing is not polled, so the signal of the sweep is checked here.
+        // While the client reads nothing, the body is not polled and cannot notice that the session was ended.
         if last_words.is_none()
             && let Poll::Ready(error) = entry.end.poll(cx)
         {

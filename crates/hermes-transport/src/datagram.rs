@@ -1,8 +1,8 @@
-//! The datagrams of one flow, and the two ports that they move between.
+//! The datagrams of one flow, and the two ports between which they are relayed.
 //!
-//! In: two ports: a tunnel (RFC 9297), a connected socket, a flow of a listener, or an end at a device. Out: datagrams,
-//! in order; several in one system call if possible. A full tunnel applies backpressure to its source. There the
-//! kernel's socket buffer or a queue drops the oldest datagrams, and counts them.
+//! In: two ports, each of which is a tunnel (RFC 9297), a connected socket, a flow of a listener, or a tunnel end at a
+//! device. Out: datagrams, in order, several in one system call if possible. A full tunnel applies backpressure to the
+//! source of the datagrams. There the kernel's socket buffer or a queue drops datagrams and counts them.
 
 mod outgoing;
 mod queue;
@@ -30,29 +30,29 @@ use crate::runtime::WorkerContext;
 use crate::runtime::session::SessionEntry;
 use crate::stream::{ByteStream, Reset};
 
-/// A capsule other than a datagram.
+/// A capsule of another type than DATAGRAM.
 #[derive(Debug)]
 pub enum Other {
-    /// A fragment of a capsule that is forwarded unparsed; `ends`: the capsule is complete with it.
+    /// A fragment of a capsule that is forwarded unparsed. `ends` is true for the last fragment of the capsule.
     Piece { bytes: Bytes, ends: bool },
-    /// A complete capsule of a known type.
+    /// A complete capsule of a type that this node parses.
     Whole { kind: u64, payload: Bytes },
 }
 
-/// The limit of work before other tasks of the worker run. A packet counts as one, a capsule as one for each address
-/// entry. A request for addresses counts as the whole limit: each address may release one lease and route another,
-/// and both wait for the kernel.
+/// The maximum work of one poll before other tasks of the worker run. A packet is one unit of work; a capsule is one
+/// unit plus one for each address entry. An ADDRESS_REQUEST is as much work as the whole limit: each of its addresses
+/// may cause the release of a lease and a new route, which both wait for the kernel.
 pub const MAX_WORK_PER_TURN: usize = 256;
-/// The shortest entry of an address, in bytes.
+/// The shortest entry of an address in a CONNECT-IP capsule, in bytes.
 const ENTRY: usize = 7;
 
-/// The work that a capsule of a known type causes.
+/// Returns the work that a capsule causes, in units of one packet.
 fn work_of(kind: u64, payload: &[u8]) -> usize {
     if kind == connect_ip::ADDRESS_REQUEST { MAX_WORK_PER_TURN } else { 1 + payload.len() / ENTRY }
 }
 
 impl Other {
-    /// The work that it causes, in units of one packet.
+    /// Returns the work that this capsule causes, in units of one packet.
     pub fn work(&self) -> usize {
         match self {
             Other::Piece { .. } => 1,
@@ -67,16 +67,16 @@ impl Other {
     }
 }
 
-/// The datagrams and capsules that move from one port to the other in a turn.
+/// Datagrams and capsules that one port has received and the other port of the flow sends.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub datagrams: VecDeque<Bytes>,
-    /// The datagrams are bare payload; otherwise each begins with its context ID (RFC 9297, section 2.1).
+    /// True if the datagrams are bare payload. Otherwise each of them begins with its context ID (RFC 9298, section 5).
     pub opened: bool,
-    /// A device has already checked them against its rules, and could not accept them at once.
+    /// True if the packet filter of a device has already passed these packets, and the device had no room for all.
     pub judged: bool,
-    /// On a stream, they came before the datagrams and are sent before them. QUIC datagrams have no order relative to
-    /// the stream.
+    /// Capsules that preceded the datagrams on the stream, and are sent before them. QUIC datagrams have no order
+    /// relative to the stream.
     pub capsules: VecDeque<Other>,
 }
 
@@ -89,7 +89,8 @@ impl Batch {
         self.datagrams.is_empty() && self.capsules.is_empty()
     }
 
-    /// Removes the context IDs of datagrams that were received for another tunnel, after the flow has moved.
+    /// Removes the context IDs, unless the datagrams are bare payload already. The datagrams have context IDs if they
+    /// were received for a tunnel, and the flow has since moved to another kind of port.
     fn open(&mut self, worker: &WorkerContext) {
         if !std::mem::replace(&mut self.opened, true) {
             let count = self.datagrams.len();
@@ -103,29 +104,29 @@ impl Batch {
     }
 }
 
-/// An end of a flow.
+/// A port of a flow. It receives datagrams, and sends those that the other port of the flow has received.
 pub enum Port {
-    /// A request's stream.
+    /// A tunnel on the stream of a request.
     Tunnel(Box<Tunnel>),
     /// A socket of this node, connected to one peer.
     Socket { socket: UdpSocket, peer: SocketAddr },
-    /// The flow from one source of a listener.
+    /// A flow between a listener and one source address.
     Flow(Flow),
-    /// The end of a CONNECT-IP tunnel at a device.
+    /// The end of a CONNECT-IP tunnel at a TUN device.
     Device(Box<dyn DevicePort>),
 }
 
-/// The end of a CONNECT-IP tunnel at a device of this node. The functions mean what they mean on [`Port`].
+/// The end of a CONNECT-IP tunnel at a TUN device of this node. [`Port`] forwards its functions to this trait.
 pub trait DevicePort {
-    /// The device, if it was deleted.
+    /// Returns the name of the device if the device was deleted, otherwise `None`.
     fn lost_device(&self) -> Option<Arc<str>>;
-    /// The longest IP packet that the device and the networks after it forward.
+    /// Returns the length in bytes of the longest IP packet that the device and the networks after it forward.
     fn capacity(&self) -> usize;
-    /// Tells the sender of IP packets how long they may be.
+    /// Sets the length in bytes of the longest IP packet that the tunnel forwards.
     fn set_mtu(&mut self, capacity: usize);
     /// Follows changes of the device's routes, without waiting.
     fn poll_routes(&mut self, cx: &mut Context<'_>);
-    /// Receives at least one packet into the (empty) batch. False if the tunnel ended.
+    /// Receives at least one packet into the (empty) batch. Returns false if the tunnel ended.
     fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -161,26 +162,26 @@ impl EarlyReader for Port {
 }
 
 impl Port {
-    /// A tunnel on a byte stream.
+    /// Returns a port for a tunnel on a byte stream.
     pub fn tunnel(stream: ByteStream, kind: Kind) -> Self {
         Port::Tunnel(Box::new(Tunnel::new(stream, kind)))
     }
 
-    /// A tunnel that this node opened.
+    /// Returns a port for a tunnel that this node opened to its upstream.
     pub fn far_tunnel(stream: ByteStream, kind: Kind) -> Self {
         let mut tunnel = Tunnel::new(stream, kind);
         tunnel.has_said_less();
         Port::Tunnel(Box::new(tunnel))
     }
 
-    /// Prepends bytes that were already read from its stream.
+    /// Prepends bytes that were already read from the stream of this port.
     fn push(&mut self, ahead: Bytes) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.push(ahead);
         }
     }
 
-    /// Sets the packet length that the other side can forward, if it is already known.
+    /// Sets the maximum length in bytes of an IP packet that the peer of this tunnel can forward; `None` has no effect.
     pub fn carrying(mut self, told: Option<usize>) -> Self {
         if let (Port::Tunnel(tunnel), Some(told)) = (&mut self, told) {
             tunnel.set_told(told);
@@ -188,14 +189,14 @@ impl Port {
         self
     }
 
-    /// Sets the port that receives from this one.
+    /// Sets the port that sends what this port receives. It decides whether this port removes context IDs.
     fn set_sink(&mut self, sink: &Port) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.set_opens(!matches!(sink, Port::Tunnel(_)));
         }
     }
 
-    /// The device of this end, if it was deleted.
+    /// Returns the name of this port's device if the device was deleted, otherwise `None`.
     fn lost_device(&self) -> Option<Arc<str>> {
         match self {
             Port::Device(end) => end.lost_device(),
@@ -203,7 +204,7 @@ impl Port {
         }
     }
 
-    /// The longest IP packet that this port and the path after it forward.
+    /// Returns the length in bytes of the longest IP packet that this port and the path after it forward.
     fn capacity(&self) -> usize {
         match self {
             Port::Tunnel(tunnel) => tunnel.capacity(),
@@ -212,7 +213,7 @@ impl Port {
         }
     }
 
-    /// Tells the sender of IP packets how long they may be.
+    /// Announces to the sender of IP packets how many bytes a packet may have.
     fn announce(&mut self, capacity: usize) {
         match self {
             Port::Tunnel(tunnel) => tunnel.announce(capacity),
@@ -221,12 +222,12 @@ impl Port {
         }
     }
 
-    /// True if the last sent bytes are a fragment of a capsule.
+    /// True if this port has sent a part of a capsule whose rest is still to be sent.
     fn is_within(&self) -> bool {
         matches!(self, Port::Tunnel(tunnel) if tunnel.is_within())
     }
 
-    /// Sends the capsules of this node itself, without waiting.
+    /// Sends the capsules that this node itself has generated, or follows changes of the device's routes. Never waits.
     fn poll_own(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_own(cx, worker),
@@ -235,7 +236,7 @@ impl Port {
         }
     }
 
-    /// Receives at least one datagram into the (empty) batch. False if the flow ended.
+    /// Receives at least one datagram or capsule into the (empty) batch. Returns false if the flow ended.
     fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -252,8 +253,8 @@ impl Port {
                 let mut buffer = worker.udp_buffer.borrow_mut();
                 let mut strangers = 0;
                 let received = socket.poll_receive(cx, &mut buffer, |source, datagram| {
-                    // The kernel filters the source once the socket is connected. For a moment before that, its port
-                    // was open to all, and may have belonged to another flow.
+                    // The kernel filters the source once the socket is connected. Between `bind` and `connect`, any
+                    // source can send to the port, also a peer of the port's previous socket.
                     if (source.ip(), source.port()) == (peer.ip(), peer.port()) {
                         datagrams.push_back(datagram);
                     } else {
@@ -266,7 +267,8 @@ impl Port {
                 match ready!(received) {
                     Ok(_) if datagrams.is_empty() => {}
                     Ok(_) => return Poll::Ready(Ok(true)),
-                    // An ICMP error for an earlier datagram. UDP guarantees nothing, so the flow continues.
+                    // The peer or a router has answered an earlier datagram with an ICMP error. UDP guarantees no
+                    // delivery, so the flow continues.
                     Err(error) if is_icmp(&error) => worker.shared.metrics.dropped("icmp", 1),
                     Err(error) => return Poll::Ready(Err(error)),
                 }
@@ -274,7 +276,7 @@ impl Port {
         }
     }
 
-    /// Sends the batch. Ready when it is empty.
+    /// Sends the batch. Ready when the batch is empty. Capsules are dropped unless the port is a tunnel or a device.
     fn poll_send(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> Poll<io::Result<()>> {
         if let Port::Tunnel(tunnel) = self {
             return tunnel.poll_send(cx, worker, batch);
@@ -292,7 +294,7 @@ impl Port {
         }
     }
 
-    /// True if it accepted datagrams that it could not send yet.
+    /// True if this port has accepted datagrams that it could not send yet.
     fn holds_unsent(&self) -> bool {
         match self {
             Port::Tunnel(tunnel) => tunnel.holds_unsent(),
@@ -301,26 +303,26 @@ impl Port {
         }
     }
 
-    /// Tells the peer that this node shuts down.
+    /// Announces to the peer that this node shuts down.
     fn say_leaving(&mut self) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.say_leaving();
         }
     }
 
-    /// True if the peer shuts down, and a replacement may exist already.
+    /// True if the peer has announced its shutdown. A successor may already accept tunnels.
     fn is_leaving(&self) -> bool {
         matches!(self, Port::Tunnel(tunnel) if tunnel.is_leaving())
     }
 
-    /// Drives the underlying connection, if no other task does. Receiving and sending report its errors.
+    /// Drives the underlying connection, unless another task does. `poll_receive` and `poll_send` report its errors.
     fn poll_carrier(&mut self, cx: &mut Context<'_>) {
         if let Port::Tunnel(tunnel) = self {
             tunnel.poll_carrier(cx);
         }
     }
 
-    /// Ends the port cleanly.
+    /// Ends the stream of a tunnel cleanly, with END_STREAM or its equivalent. Has no effect on other ports.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_finish(cx),
@@ -328,7 +330,7 @@ impl Port {
         }
     }
 
-    /// Ends the port cleanly, and discards what the other side still sends until it ends too.
+    /// Ends the port cleanly, and discards what the peer still sends until the peer ends the stream too.
     fn poll_close(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) -> Poll<()> {
         match self {
             Port::Tunnel(tunnel) => tunnel.poll_close(cx, worker),
@@ -337,7 +339,7 @@ impl Port {
                 end.close(worker);
                 Poll::Ready(())
             }
-            // Later datagrams belong to another flow.
+            // Later datagrams of the same source begin a new flow.
             Port::Flow(flow) => {
                 flow.queue.close_in_order();
                 Poll::Ready(())
@@ -359,7 +361,7 @@ fn is_icmp(error: &io::Error) -> bool {
     )
 }
 
-/// Encodes the whole batch as one chunk: one DATA frame, one write.
+/// Encodes all datagrams of the batch as capsules in one chunk, which needs only one DATA frame and one write.
 fn capsules(room: &mut BytesMut, batch: &mut VecDeque<Bytes>) -> Bytes {
     room.reserve(batch.iter().map(|datagram| datagram.len() + capsule::MAX_DATAGRAM_OVERHEAD).sum());
     for datagram in batch.drain(..) {

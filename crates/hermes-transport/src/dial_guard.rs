@@ -1,7 +1,8 @@
 //! Addresses that guarded routes must not dial: this node's own listeners, its controllers, metadata services.
 //!
-//! In: the addresses of listeners, of the admin endpoint and of controllers. Out: the reason why an address is refused.
-//! Never: trust in a name. Addresses are checked after resolution, right before the dial.
+//! In: the addresses of listeners, of the admin endpoint and of controllers. Out: the reason why an address must not be
+//! dialled. Never: a check of a host name instead of its addresses. They are checked after resolution, right before the
+//! dial.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -18,38 +19,39 @@ const CONTROLLER: &str = "is this node's controller, and the route is guarded";
 /// The addresses that guarded routes must not dial.
 #[derive(Default)]
 pub struct DialGuard {
-    /// The node's listeners: addresses of the document, and the bound ones.
+    /// The addresses of the node's listeners and of the admin endpoint, each with the reason for an error message. They
+    /// are the configured addresses and the bound ones.
     listening: ArcSwap<Vec<(SocketAddr, &'static str)>>,
-    /// The bound address of the admin endpoint.
+    /// The bound address of the admin endpoint; `None` if it has none.
     admin: ArcSwap<Option<SocketAddr>>,
     /// Host and port of each controller.
     controllers: OnceLock<Vec<(String, u16)>>,
 }
 
 impl DialGuard {
-    /// Sets the addresses on which the node listens or will listen.
+    /// Sets the addresses on which the node listens (`bound`), or will listen by its configuration (`snapshot`).
     pub fn listen(&self, snapshot: &Snapshot, bound: impl Iterator<Item = SocketAddr>) {
         let named = snapshot.listeners.iter().filter_map(|listener| listener.bind);
         let all = named.chain(bound).map(|address| (address, LISTENER));
         self.listening.store(Arc::new(all.chain(snapshot.admin.map(|address| (address, ADMIN))).collect()));
     }
 
-    /// Sets the address of the admin endpoint.
+    /// Sets the bound address of the admin endpoint; `None` if it has none.
     pub fn admin(&self, address: Option<SocketAddr>) {
         self.admin.store(Arc::new(address));
     }
 
-    /// Sets the node's controllers.
+    /// Sets host and port of each controller of the node.
     pub fn controlled_by(&self, controllers: Vec<(String, u16)>) {
-        // Set once in a process: controllers are options of the command line.
+        // Only the first call has an effect. Controllers are command-line options, so they never change.
         let _ = self.controllers.set(controllers);
     }
 
-    /// Resolves the addresses of controllers with this port.
+    /// Resolves and returns the addresses of those controllers that listen on this port.
     pub async fn controllers(&self, resolver: &Resolver, port: u16) -> Vec<SocketAddr> {
         let mut all = Vec::new();
         for (host, _) in self.controllers.get().into_iter().flatten().filter(|(_, theirs)| *theirs == port) {
-            // A controller that does not resolve cannot be dialled by name either.
+            // If the name of a controller does not resolve, a route cannot dial it by that name either.
             let Ok(found) = resolver.resolve(host.trim_matches(['[', ']'])).await else { continue };
             let late = found.late().await;
             let addresses = found.now().iter().copied().chain(late);
@@ -58,7 +60,7 @@ impl DialGuard {
         all
     }
 
-    /// The reason why a guarded route must not dial this address.
+    /// Returns the reason why a guarded route must not dial this address, or `None` if it may.
     pub fn forbids(
         &self,
         to: SocketAddr,
@@ -67,7 +69,7 @@ impl DialGuard {
     ) -> Option<&'static str> {
         let listening = self.listening.load();
         let admin = (**self.admin.load()).map(|address| (address, ADMIN));
-        // A controller on this host may listen on all addresses.
+        // A controller on this host may listen on all of its addresses, so all of them count as the controller's.
         let everywhere = |address: SocketAddr| {
             let is_here = address.ip().is_loopback() || own(address.ip());
             if is_here { SocketAddr::from(([0; 8], address.port())) } else { address }

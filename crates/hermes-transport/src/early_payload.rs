@@ -1,10 +1,10 @@
 //! Early payload: bytes that a client sends before its tunnel is open.
 //!
 //! In: the client's side of a tunnel that is being opened. Out: its first bytes, in DATA frames directly after the
-//! request, which saves a round trip. RFC 9298, section 5, permits it for UDP; TCP is no different, because the stream
-//! belongs to the tunnel alone. The bytes are kept until the next node has answered: if it refused the stream
-//! unprocessed, another endpoint gets them again. Only nodes receive early payload. Never: more than `MAX_EARLY_BYTES` bytes and
-//! one chunk.
+//! request, which saves a round trip. RFC 9298, section 5, permits this for UDP. For TCP it is equally safe, because
+//! the stream belongs to the tunnel alone. The bytes are buffered until the next node has answered: if that node
+//! refuses the stream unprocessed, they are sent to another endpoint. Early payload is only sent to Hermes nodes.
+//! Never: more than `MAX_EARLY_BYTES` bytes plus one chunk.
 
 use std::io;
 use std::rc::Rc;
@@ -17,20 +17,20 @@ use crate::error::Error;
 use crate::runtime::session::{Prefetched, SessionEntry};
 use crate::stream::{self, ByteStream, Receiver, Sender, StreamError};
 
-/// The limit of early payload; at or above it no further chunk is read.
+/// The number of bytes of early payload from which on no further chunk is read.
 const MAX_EARLY_BYTES: usize = 16 << 10;
 
-/// The client's side, as far as it can be read before its tunnel is open.
+/// The client's side of a tunnel, which can be read before the tunnel is open.
 pub trait EarlyReader {
-    /// Binds the source to a session, which ends if too many of its bytes remain unread.
+    /// Charges the unread bytes of the client to a session. The session may end if `limits.receive-buffer` is exceeded.
     fn bind(&self, session: &Rc<SessionEntry>);
 
-    /// The next chunk in the encoding of the tunnel's stream, and the number of its payload bytes. It has at most
-    /// `most` bytes if it can be split. `None` is the end, which a later reader finds again.
+    /// Returns the next chunk in the encoding of the tunnel's stream, and the number of its payload bytes. Readers that
+    /// can split a chunk return at most `most` bytes. `None` means that the client has ended its side. A later read
+    /// then returns the end again.
     fn poll_early(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<(Bytes, usize)>>>;
 
-    /// True if each chunk ends with a capsule. Otherwise the rest of one may come later, for the next reader of the
-    /// source.
+    /// True if each chunk consists of complete capsules. Otherwise a chunk may end within a capsule.
     fn has_whole_capsules(&self) -> bool {
         false
     }
@@ -56,14 +56,14 @@ impl EarlyReader for Receiver {
     }
 }
 
-/// Capsules that this node itself sends; `None` once they were taken.
+/// Capsules that this node itself sends first on a tunnel. `None` once they were returned by `poll_early`.
 pub struct InitialCapsules(pub Option<Bytes>);
 
 impl EarlyReader for InitialCapsules {
     fn bind(&self, _: &Rc<SessionEntry>) {}
 
     fn poll_early(&mut self, _: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
-        // No more will come: only the response wakes the caller.
+        // No further capsules follow. No waker is registered, because the caller waits for the response as well.
         self.0.take().map_or(Poll::Pending, |words| Poll::Ready(Ok(Some(counted(words)))))
     }
 
@@ -84,15 +84,16 @@ pub struct EarlyPayload<'a> {
     bytes: usize,
     payload: usize,
     ended: bool,
-    /// If only complete capsules may be sent early: the incomplete or unsent rest.
+    /// The bytes that were read and not sent, if only complete capsules may be sent early. `None` if bytes are sent
+    /// unparsed.
     held: Option<BytesMut>,
 }
 
-/// The capsules of CONNECT-IP that pass every node unchanged; all others are hop-by-hop.
+/// The types of CONNECT-IP capsules that every node forwards unchanged. All other types are hop-by-hop.
 const END_TO_END: [u64; 4] =
     [capsule::DATAGRAM, connect_ip::ADDRESS_ASSIGN, connect_ip::ADDRESS_REQUEST, connect_ip::ROUTE_ADVERTISEMENT];
 
-/// The length that may be sent early, and whether more may follow.
+/// Returns the total length of the leading capsules that may be sent early, and whether later ones may be sent early.
 fn may_go_ahead(bytes: &[u8]) -> (usize, bool) {
     let mut length = 0;
     while let Some((kind, whole)) = capsule::first(&bytes[length..]) {
@@ -112,31 +113,31 @@ impl<'a> EarlyPayload<'a> {
         Self { source, sent: Vec::new(), bytes: 0, payload: 0, ended: false, held: None }
     }
 
-    /// Binds the source to its session.
+    /// Charges the unread bytes of the client to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.source.bind(session);
     }
 
-    /// True if the early payload consists of complete capsules. A node that parses the capsules, as it does if one side
-    /// has QUIC datagrams, must not start in the middle of one.
+    /// True if the early payload consists of complete capsules. This node parses the capsules of a tunnel if one side
+    /// supports QUIC datagrams, and the parser must begin at the start of a capsule.
     pub fn has_whole_capsules(&self) -> bool {
         self.held.is_some() || self.source.has_whole_capsules()
     }
 
-    /// Restricts early payload to complete capsules of CONNECT-IP.
+    /// Restricts early payload to complete CONNECT-IP capsules. Has no effect once bytes were sent.
     pub fn by_capsules(&mut self) {
         if !self.has_whole_capsules() && !self.has_sent() {
             self.held = Some(BytesMut::new());
         }
     }
 
-    /// Returns the state for the reader of the capsules; `None` if the bytes were sent unparsed.
+    /// Returns the sent and the unsent bytes, for the parser of the capsules. `None` if bytes were sent unparsed.
     pub fn into_prefetched(self) -> Option<Prefetched> {
         let held = self.held?.freeze();
         Some(Prefetched { sent: self.sent.concat().into(), held })
     }
 
-    /// True if bytes were sent: another endpoint must receive them first.
+    /// True if bytes were sent. They must then be sent to another endpoint as well if the request is retried there.
     pub fn has_sent(&self) -> bool {
         !self.sent.is_empty()
     }
@@ -149,10 +150,10 @@ impl<'a> EarlyPayload<'a> {
         sink.send(self.sent.concat().into(), false)
     }
 
-    /// Sends what is available, without waiting for the window: the sink buffers up to the limit of early payload.
+    /// Sends the available bytes without waiting for the flow-control window. The sink buffers them.
     ///
     /// # Errors
-    /// The client failed. A broken sink is not an error of this call: the response tells the reason.
+    /// The client failed. A failure of the sink is not reported here, because the response carries its reason.
     pub fn send(&mut self, cx: &mut Context<'_>, sink: &mut Sender) -> Result<(), Error> {
         while !self.ended && self.bytes < MAX_EARLY_BYTES && sink.poll_backlog(cx).is_ready() {
             match self.source.poll_early(cx, MAX_EARLY_BYTES - self.bytes) {
@@ -184,7 +185,7 @@ impl<'a> EarlyPayload<'a> {
         Ok(())
     }
 
-    /// Payload bytes since the last call.
+    /// Returns the number of payload bytes that were sent since the last call.
     pub fn take_received(&mut self) -> usize {
         std::mem::take(&mut self.payload)
     }

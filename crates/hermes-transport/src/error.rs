@@ -2,7 +2,6 @@
 //!
 //! In: a failure of a session, with the peer, route or name that it concerns. Out: `side`, `retry`, `status` and a
 //! label. `service::respond::failure` renders them as status, `Proxy-Status` (RFC 9209), log line and metric label.
-//! `Display` prints one level; the access log prints the chain.
 
 use std::io;
 use std::sync::Arc;
@@ -14,31 +13,32 @@ use http::StatusCode;
 
 use crate::metrics::Metrics;
 
-/// The side at fault.
+/// The side that caused a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The sender of the request.
+    /// The client that sent the request.
     Client,
-    /// The next hop.
+    /// The next hop, or the lookup of its name.
     Upstream,
-    /// A rule denied the request.
+    /// A rule of the configuration denied the request.
     Policy,
     /// This node: a limit, a bug, or exhausted resources.
     Local,
 }
 
-/// Whether the request may be tried again, at the same or another endpoint.
+/// Whether a failed request may be sent again, to the same or another endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// A retry would fail again or do harm.
     Never,
     /// A retry is safe only if no byte was sent.
     IfNothingWasSent,
-    /// A retry is always safe, since nothing was sent.
+    /// A retry is always safe, because nothing was sent, or the peer processed nothing of it.
     Always,
 }
 
-/// A field section that the peer does not accept, as its settings say (RFC 9114, section 4.2.2).
+/// A field section that exceeds the limit in the peer's SETTINGS (RFC 9114, section 4.2.2; RFC 9113, section 6.5.2).
+/// Both values are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{size} bytes, including 32 for each line; the limit is {most}")]
 pub struct Oversize {
@@ -49,12 +49,12 @@ pub struct Oversize {
 /// The reason why a session failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// `decide` denied the request.
+    /// The decision about the session was a denial.
     #[error("{reason}")]
     Denied {
         /// The status for the client.
         status: StatusCode,
-        /// The reason as text.
+        /// The reason for the denial, for logs and responses.
         reason: String,
         /// The error type of RFC 9209.
         label: &'static str,
@@ -62,10 +62,10 @@ pub enum Error {
     /// The request is malformed.
     #[error("malformed request: {0}")]
     Malformed(String),
-    /// The body has a transfer coding that cannot be decoded.
+    /// The body has a transfer coding that this node cannot decode.
     #[error("transfer coding {0} is not understood; send chunked alone")]
     Coding(String),
-    /// The head has more lines than the limit.
+    /// The head has more header lines than the limit, which is the value.
     #[error("more than {0} header lines; `limits.header-count` of this node allows no more")]
     TooManyLines(usize),
     /// The request's head or trailers exceed the limit that the next hop announced.
@@ -82,7 +82,7 @@ pub enum Error {
         /// The session's kind.
         kind: &'static str,
     },
-    /// Every endpoint is unhealthy or ejected.
+    /// Every endpoint of the upstream is unhealthy or ejected.
     #[error("upstream {upstream} has no healthy endpoint")]
     NoEndpoint {
         /// The upstream's name.
@@ -102,7 +102,7 @@ pub enum Error {
     Unreachable {
         /// The name or address.
         host: String,
-        /// The problem with the address.
+        /// The reason why the address must not be dialled, as a predicate of `host`.
         why: &'static str,
     },
     /// The connection to the endpoint failed.
@@ -113,12 +113,12 @@ pub enum Error {
         /// The error of the operating system or of TLS.
         source: Arc<io::Error>,
     },
-    /// The endpoint did not respond in time.
+    /// The endpoint did not complete a step of the connection setup in time.
     #[error("{peer} did not {missing} within {after:?}")]
     ConnectTimeout {
         /// The endpoint, with its upstream.
         peer: Arc<str>,
-        /// The missing step.
+        /// The step that was not completed: [`NO_CONNECTION`] or [`NO_SETTINGS`].
         missing: &'static str,
         /// The route's `timeout.connect`.
         after: Duration,
@@ -128,10 +128,10 @@ pub enum Error {
     Incapable {
         /// The endpoint, with its upstream.
         peer: Arc<str>,
-        /// The missing feature.
+        /// The feature that the endpoint lacks, as a predicate of `peer`.
         reason: &'static str,
     },
-    /// The connection failed during the session.
+    /// The connection or stream to the endpoint failed during the session.
     #[error("connection to {peer} failed: {reason}")]
     Broken {
         /// The endpoint, with its upstream.
@@ -149,17 +149,17 @@ pub enum Error {
         /// The status of its response.
         status: StatusCode,
     },
-    /// Expected bytes did not arrive.
+    /// No expected byte arrived, or none could be sent, for this time.
     #[error("no progress for {0:?}")]
     NoProgress(Duration),
-    /// The body of the client's request has stalled.
+    /// The client sent no byte of its request body for this time.
     #[error("the client sent nothing more of its request for {0:?}")]
     ClientStalled(Duration),
-    /// No byte was transferred in either direction.
+    /// No byte was transferred in either direction for this time.
     #[error("idle for {0:?}")]
     Idle(Duration),
-    /// The rate limit of the service does not admit the request.
-    #[error("the rate that the service of route {route} allows: {why}")]
+    /// The rate limit towards the route's upstream does not admit the request.
+    #[error("rate limit of route {route}: {why}")]
     RateLimited {
         /// The route's name.
         route: Arc<str>,
@@ -171,20 +171,20 @@ pub enum Error {
     Custody {
         /// The next node, with its upstream.
         peer: Arc<str>,
-        /// The reported status.
+        /// The status for the client.
         status: StatusCode,
-        /// The reason from the node where it failed.
+        /// The reason that the failing node reported.
         reason: Arc<str>,
-        /// The text of [`Error::public`].
+        /// The text that [`Error::public`] returns.
         public: Option<&'static str>,
     },
     /// The client closed the connection or reset its stream.
     #[error("the client ended the stream early: {0}")]
     ClientGone(String),
-    /// A limit of this node was reached.
+    /// A limit of this node was reached. The value names it.
     #[error("limit reached: {0}")]
     Limit(&'static str),
-    /// The configuration changed, and the session is no longer allowed.
+    /// The configuration changed, and no longer permits the session.
     #[error("ended by reconfiguration: {0}")]
     Reconfigured(String),
     /// The node is shutting down and the drain timeout has passed.
@@ -201,15 +201,18 @@ pub enum Error {
     Internal(String),
 }
 
-/// The label of a request that looped back to this node.
+/// The RFC 9209 error type of a request that this node has forwarded and received again.
 pub const LOOP: &str = "proxy_loop_detected";
 
-/// The missing steps of [`Error::ConnectTimeout`].
+/// A value of `missing` in [`Error::ConnectTimeout`]: the connection, with its TLS or QUIC handshake, was not
+/// completed.
 pub const NO_CONNECTION: &str = "accept a connection";
+/// A value of `missing` in [`Error::ConnectTimeout`]: the peer of an HTTP/2 or HTTP/3 connection sent no SETTINGS.
 pub const NO_SETTINGS: &str = "send its SETTINGS";
 
 impl Error {
-    /// The error for a failed connection: the peer's fault, unless this node has no file descriptor left.
+    /// Returns the error for a connection that could not be opened. The peer is at fault, unless this node has no file
+    /// descriptor left.
     pub fn no_connection(metrics: &Metrics, peer: &Arc<str>, source: io::Error) -> Self {
         if host::is_lack(&source) {
             metrics.limit("descriptors");
@@ -218,8 +221,8 @@ impl Error {
         Error::Connect { peer: peer.clone(), source: Arc::new(source) }
     }
 
-    /// A text that any client may see beside the kind of the error: it names the remedy and reveals nothing of the
-    /// network.
+    /// Returns a text that any client may see: it names the remedy and reveals nothing about the network. Returns
+    /// `None` if the error has no such text.
     pub fn public(&self) -> Option<&'static str> {
         match self {
             Error::Custody { public, .. } => *public,
@@ -227,7 +230,7 @@ impl Error {
         }
     }
 
-    /// The side at fault.
+    /// Returns the side that caused the failure.
     pub fn side(&self) -> Side {
         match self {
             Error::Malformed(_)
@@ -249,7 +252,7 @@ impl Error {
         }
     }
 
-    /// Whether the request may be tried again.
+    /// Returns whether the request may be sent again.
     pub fn retry(&self) -> Retry {
         match self {
             Error::Connect { .. }
@@ -261,7 +264,7 @@ impl Error {
         }
     }
 
-    /// True if nothing of this attempt was sent to any peer, so that another path may be tried.
+    /// True if no peer received the request in this attempt, or none processed it, so that another path may be tried.
     pub fn is_unsent(&self) -> bool {
         match self {
             Error::NoEndpoint { .. } | Error::Resolve(_) => true,
@@ -270,7 +273,7 @@ impl Error {
         }
     }
 
-    /// The status for the client, if no response head was sent yet.
+    /// Returns the status of the response that reports this error, if no response head was sent yet.
     pub fn status(&self) -> StatusCode {
         match self {
             Error::Denied { status, .. } | Error::Custody { status, .. } => *status,
@@ -292,7 +295,7 @@ impl Error {
         }
     }
 
-    /// The error type of RFC 9209, section 2.3; also the metric's label.
+    /// Returns the error type of RFC 9209, section 2.3. It is also the label in metrics.
     pub fn label(&self) -> &'static str {
         match self {
             Error::Denied { label, .. } => label,

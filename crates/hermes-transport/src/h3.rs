@@ -1,4 +1,4 @@
-//! The state of one HTTP/3 connection (RFC 9114), as client or server, that its streams share.
+//! The state that all streams of one HTTP/3 connection (RFC 9114) share, at the client and at the server.
 //!
 //! In: a QUIC connection. Out: its control streams, the peer's settings, GOAWAY in both directions, HTTP datagrams, and
 //! field sections, decoded and encoded. Never: a request; `listener::h3` and the pool handle those.

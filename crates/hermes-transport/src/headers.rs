@@ -22,13 +22,15 @@ use smallvec::SmallVec;
 
 /// The destination prefix of an IP session.
 pub const NETWORK: HeaderName = HeaderName::from_static("hermes-network");
-/// The maximum size of an IP packet on the part of the tunnel that is open so far.
+/// The maximum size in bytes of an IP packet on the hops between the client and the sender of the request.
 pub const MTU: HeaderName = HeaderName::from_static("hermes-mtu");
-/// The method of an upgrade over extended CONNECT, if it is not GET.
+/// The method of a request with `Upgrade` that a node forwards as extended CONNECT. Absent if the method is GET.
 pub const METHOD: HeaderName = HeaderName::from_static("hermes-method");
-/// Set on a failure between nodes: nothing of the request was sent on, so the previous node may try another path.
+/// A field of a node's error response: the node has forwarded nothing of the request, so the previous node may try
+/// another path.
 pub const UNSENT: HeaderName = HeaderName::from_static("hermes-unsent");
-/// draft-ietf-httpapi-idempotency-key-header: the origin processes requests with the same key only once.
+/// A key of the client (draft-ietf-httpapi-idempotency-key-header). The origin processes requests with the same key
+/// only once.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub const CAPSULE_PROTOCOL: HeaderName = HeaderName::from_static("capsule-protocol");
@@ -38,40 +40,40 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-/// The prefix of fields in which proxies describe the client's request.
+/// The prefix of the fields `X-Forwarded-*`, in which proxies describe the client's request.
 const X_FORWARDED: &str = "x-forwarded-";
-/// Marks a request that arrived as early data (RFC 8470, section 5.1).
+/// The field of a request that arrived as TLS early data (RFC 8470, section 5.1).
 pub const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const HTTP2_SETTINGS: HeaderName = HeaderName::from_static("http2-settings");
 
-/// hyper's default for the number of header lines. Setting it explicitly would cost an allocation for each request.
+/// hyper's default limit of header lines. If the limit is set explicitly, hyper allocates memory for each request.
 pub const HYPER_HEADERS: usize = 100;
 
-/// The hop-by-hop fields except `Proxy-Authorization`: only the forwarding code knows whether that field is for the
-/// next proxy (RFC 9110, 11.7.2).
+/// The hop-by-hop fields except `Proxy-Authorization`. The forwarding code decides whether that field is meant for the
+/// next proxy (RFC 9110, section 11.7.2).
 const HOP_BY_HOP: [HeaderName; 7] =
     [CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, HTTP2_SETTINGS, TRANSFER_ENCODING, UPGRADE, TE];
 
-/// True if this node or an earlier one received the request as early data: it may be a replay.
+/// True if this node or an earlier one received the request as TLS early data, so that it may be a replay.
 pub fn is_early(headers: &HeaderMap) -> bool {
     headers.get_all(EARLY_DATA).iter().any(|value| value == "1")
 }
 
-/// The MTU of the hops so far, from their header.
+/// Returns the value of the header `hermes-mtu` in bytes, or `None` if it is absent or invalid.
 pub fn mtu(headers: &HeaderMap) -> Option<usize> {
     headers.get(MTU)?.to_str().ok()?.parse().ok()
 }
 
-/// Lowers the MTU header to the capacity of this hop.
+/// Lowers the header `hermes-mtu` to `own`, the longest packet of this hop in bytes. Adds the header if it is absent.
 pub fn lower_mtu(headers: &mut HeaderMap, own: usize) {
     let mtu = mtu(headers).map_or(own, |said| said.min(own));
     headers.insert(MTU, HeaderValue::from(mtu));
 }
 
-/// Joins a cookie that clients of HTTP/2 and HTTP/3 may split into several lines (RFC 9113, 8.2.3): a line of one byte
-/// costs a hundred bytes of memory.
+/// Joins the `Cookie` lines into which clients of HTTP/2 and HTTP/3 may split a cookie (RFC 9113, section 8.2.3; RFC
+/// 9114, section 4.2.1). A line of one byte would occupy a hundred bytes of memory.
 pub fn join_cookies(fields: &mut HeaderMap) {
     if fields.len() == fields.keys_len() {
         return;
@@ -88,7 +90,7 @@ pub fn join_cookies(fields: &mut HeaderMap) {
         fields.insert(COOKIE, value);
         return;
     }
-    // Removal alone would keep the table's capacity.
+    // Removing lines from the map would not reduce its capacity.
     let mut fresh = HeaderMap::with_capacity(fields.keys_len());
     let others = fields.iter().filter(|(name, _)| *name != COOKIE);
     others.for_each(|(name, value)| drop(fresh.try_append(name.clone(), value.clone())));
@@ -96,20 +98,20 @@ pub fn join_cookies(fields: &mut HeaderMap) {
     *fields = fresh;
 }
 
-/// The table is not rebuilt for up to this many repeated lines.
+/// The number of repeated lines up to which [`join_cookies`] changes the map in place instead of rebuilding it.
 const FEW_LINES: usize = 16;
 
-/// Removes hop-by-hop fields (RFC 9110, 7.6.1): the known ones and those that `Connection` names. `TE: trailers` is
-/// kept: gRPC needs it, and this node forwards trailers.
+/// Removes hop-by-hop fields (RFC 9110, section 7.6.1): the standard ones and those that `Connection` names. `TE:
+/// trailers` is retained, because gRPC needs it and this node forwards trailers.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    // A single pass over the names finds those that are present, since most are rare.
+    // A single pass over the names costs less than seven lookups of fields that are mostly absent.
     let mut ends = SmallVec::<[HeaderName; 8]>::new();
     ends.extend(headers.keys().filter(|name| HOP_BY_HOP.contains(name)).cloned());
     if ends.is_empty() {
         return;
     }
     if ends.contains(&TRANSFER_ENCODING) {
-        // The coding overrode the length, which must not be forwarded (RFC 9112, 6.3).
+        // `Transfer-Encoding` overrides `Content-Length`, which must not be forwarded (RFC 9112, section 6.3).
         ends.push(CONTENT_LENGTH);
     }
     let tokens = |headers: &HeaderMap, field: &HeaderName, wanted: &mut dyn FnMut(&str)| {
@@ -134,7 +136,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// True if the sender of a request accepts trailers (RFC 9110, section 10.1.4).
+/// True if the request contains `TE: trailers`: its sender accepts trailers (RFC 9110, section 10.1.4).
 pub fn takes_trailers(headers: &HeaderMap) -> bool {
     let is_trailers = |coding: &str| {
         let name = coding.split(';').next().unwrap_or_default();
@@ -144,7 +146,8 @@ pub fn takes_trailers(headers: &HeaderMap) -> bool {
     values.flat_map(|value| value.split(',')).any(is_trailers)
 }
 
-/// Fields that framing, routing, trust or the processing of a body depend on (RFC 9110, section 6.5.1).
+/// Fields that must not be trailers, because framing, routing, trust or the processing of a body depend on them (RFC
+/// 9110, section 6.5.1).
 const NEVER_TRAILERS: [HeaderName; 27] = [
     AUTHORIZATION,
     CACHE_CONTROL,
@@ -175,8 +178,8 @@ const NEVER_TRAILERS: [HeaderName; 27] = [
     WWW_AUTHENTICATE,
 ];
 
-/// Removes trailer fields that are never forwarded, including names that some origins treat as equal to them. A
-/// recipient that merges trailers into the head would trust them.
+/// Removes trailer fields that must not be forwarded, because a recipient that merges trailers into the head would
+/// trust them. This includes names that some origins treat as equal, such as `x_forwarded_for`.
 pub fn strip_trailers(trailers: &mut HeaderMap) {
     strip_hop_by_hop(trailers);
     remove_where(trailers, |name| {
@@ -186,8 +189,8 @@ pub fn strip_trailers(trailers: &mut HeaderMap) {
     });
 }
 
-/// Declares the trailers of a gRPC response in its head, as HTTP/1.1 requires (RFC 9110, 6.6.2). The gRPC server speaks
-/// HTTP/2 and did not declare them, and undeclared trailers are not sent.
+/// Adds a `Trailer` field to the head of a gRPC response (RFC 9110, section 6.6.2). gRPC servers, which use HTTP/2, do
+/// not send this field, and hyper's HTTP/1.1 server sends only trailers that it names.
 pub fn announce_trailers(headers: &mut HeaderMap) {
     let is_grpc = |value: &HeaderValue| value.as_bytes().starts_with(b"application/grpc");
     if headers.get(CONTENT_TYPE).is_some_and(is_grpc) && !headers.contains_key(TRAILER) {
@@ -200,27 +203,28 @@ pub fn is_forwarded(headers: &HeaderMap) -> bool {
     [VIA, FORWARDED, FORWARDED_FOR].iter().any(|name| headers.contains_key(name))
 }
 
-/// True if a message begins or continues an authentication of the connection instead of the request: NTLM, or
-/// Negotiate, which may carry NTLM. Applies to requests and responses, of origins and proxies.
+/// True if a request or response begins or continues an authentication of the connection instead of the request: NTLM,
+/// or Negotiate, which may contain NTLM. Fields for origins and for proxies are examined.
 pub fn authenticates_connection(headers: &HeaderMap) -> bool {
-    // A single pass costs less than four lookups.
+    // A single pass over the fields costs less than four lookups.
     let is_field =
         |name: &HeaderName| [AUTHORIZATION, WWW_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_AUTHENTICATE].contains(name);
     let is_scheme = |text: &[u8]| {
         let scheme = text.trim_ascii().split(|byte| *byte == b' ').next().unwrap_or_default();
         scheme.eq_ignore_ascii_case(b"ntlm") || scheme.eq_ignore_ascii_case(b"negotiate")
     };
-    // A line may contain several challenges. A comma within a quoted string may split it wrongly, which is harmless.
+    // A line may contain several challenges. A comma within a quoted string may split a challenge: the second piece
+    // could only cause a false positive, which is harmless.
     let names_one = |value: &HeaderValue| value.as_bytes().split(|byte| *byte == b',').any(is_scheme);
     headers.iter().any(|(name, value)| is_field(name) && names_one(value))
 }
 
-/// Removes the overlay's own fields: an origin learns neither the user nor the path.
+/// Removes the fields `hermes-*`, so that an origin receives neither the user nor the path of the request.
 pub fn strip_overlay(headers: &mut HeaderMap) {
     remove_where(headers, is_overlay);
 }
 
-/// The `Via` entries of this node, precomputed.
+/// The precomputed `Via` entries of this node, one for each HTTP version.
 #[derive(Clone, Debug)]
 pub struct Via {
     h1: HeaderValue,
@@ -229,7 +233,7 @@ pub struct Via {
 }
 
 impl Via {
-    /// `node` is the pseudonym; `check` ensured that it is a token.
+    /// Creates the entries. `node` is the node's name, which `check` has verified to be a token.
     pub fn new(node: &str) -> Self {
         let member = |version: &str| {
             HeaderValue::from_str(&format!("{version} {node}")).unwrap_or(HeaderValue::from_static("1.1 hermes"))
@@ -237,7 +241,7 @@ impl Via {
         Self { h1: member("1.1"), h2: member("2"), h3: member("3") }
     }
 
-    /// Appends this node's entry. `version` is the version of the received message.
+    /// Appends this node's `Via` entry. `version` is the HTTP version of the received message.
     pub fn append(&self, headers: &mut HeaderMap, version: Version) {
         let member = match version {
             Version::HTTP_3 => &self.h3,
@@ -248,7 +252,7 @@ impl Via {
     }
 }
 
-/// Continues the trace of the request, or begins one. Returns the span of this hop.
+/// Returns the trace context of this hop: a child of the request's valid `traceparent`, otherwise a new trace.
 pub fn trace(headers: &HeaderMap, random: (u128, u64)) -> Traceparent {
     match headers.get(TRACEPARENT).map(|value| Traceparent::parse(value.as_bytes())) {
         Some(Ok(parent)) => parent.child(random.1),
@@ -256,21 +260,21 @@ pub fn trace(headers: &HeaderMap, random: (u128, u64)) -> Traceparent {
     }
 }
 
-/// Sets the trace in the fields for the next hop.
+/// Sets `traceparent` in the fields for the next hop.
 pub fn set_trace(headers: &mut HeaderMap, trace: Traceparent) {
     if let Ok(value) = HeaderValue::from_bytes(&trace.render()) {
         headers.insert(TRACEPARENT, value);
     }
 }
 
-/// True if the previous node reported that its client connected without TLS.
+/// True if the previous node reported, by `X-Forwarded-Proto: http`, that its client connected without TLS.
 pub fn is_plain_before(headers: &HeaderMap) -> bool {
     headers.get(FORWARDED_PROTO).is_some_and(|protocol| protocol == "http")
 }
 
-/// Replaces a client's claims in `X-Forwarded-*` and `X-Real-IP`: an application may trust any of them, and must see no
-/// address, host or scheme that no node has seen. `scheme` is the scheme of the request, and `is_secure` tells whether
-/// the client used TLS. Returns a hash of the claims; 0 if there were none.
+/// Replaces a client's values of `X-Forwarded-*` and `X-Real-IP`. An application may trust any of these fields, so they
+/// must contain only an address, host and scheme that this node has observed. `scheme` is the scheme of the request.
+/// `is_secure` is true if the client used TLS. Returns a hash of the replaced values, or 0 if there were none.
 pub fn replace_claims(
     headers: &mut HeaderMap,
     source: SocketAddr,
@@ -304,14 +308,15 @@ fn hash_of<'a>(values: impl Iterator<Item = &'a [u8]>) -> u64 {
     hasher.finish()
 }
 
-/// A hash of the client that a request names: its user, and the addresses that proxies recorded.
+/// Returns a hash of the client that a request names. It covers the user and the addresses that proxies have recorded.
 pub fn named_client(user: Option<&str>, headers: &HeaderMap) -> u64 {
     let fields = [FORWARDED, FORWARDED_FOR, REAL_IP];
     let lines = fields.iter().flat_map(|name| headers.get_all(name)).map(HeaderValue::as_bytes);
     hash_of(user.map(str::as_bytes).into_iter().chain(lines))
 }
 
-/// Sets `Forwarded` (RFC 7239). The value of a trusted proxy stays; a client's is replaced.
+/// Sets `Forwarded` (RFC 7239) to the address of the client. An existing value is retained if a trusted proxy sent the
+/// request (`is_from_proxy`), and replaced otherwise.
 pub fn set_forwarded(headers: &mut HeaderMap, source: IpAddr, is_from_proxy: bool) {
     if is_from_proxy && headers.contains_key(FORWARDED) {
         return;
@@ -329,7 +334,7 @@ pub fn set_forwarded(headers: &mut HeaderMap, source: IpAddr, is_from_proxy: boo
     headers.insert(FORWARDED, value.unwrap_or(HeaderValue::from_static("for=unknown")));
 }
 
-/// Appends an IPv4 address. Each request writes several, and the standard formatter takes five times as long.
+/// Appends an IPv4 address. Each request causes several calls, and the standard formatter takes five times as long.
 pub fn write_ipv4(out: &mut impl Write, address: Ipv4Addr) {
     let mut digits = itoa::Buffer::new();
     for (index, octet) in address.octets().into_iter().enumerate() {
@@ -339,8 +344,8 @@ pub fn write_ipv4(out: &mut impl Write, address: Ipv4Addr) {
     }
 }
 
-/// Describes the client's request to an origin, in the fields that applications read. Existing fields were checked when
-/// the request arrived, and stay. `host` is `None` if `Host` has the same value.
+/// Adds `X-Forwarded-*` fields, which describe the client's request to an application. Existing fields are retained,
+/// because they were checked when the request arrived. `host` is `None` if `Host` has the same value.
 pub fn describe_request(
     headers: &mut HeaderMap,
     client: impl FnOnce() -> IpAddr,
@@ -357,8 +362,8 @@ pub fn describe_request(
     }
 }
 
-/// The address of a `Forwarded` value that is a bare IPv4 address, as nodes write it. This avoids parsing and
-/// formatting it.
+/// Returns the address of a `Forwarded` value that consists of one IPv4 address only, as nodes write it. Returns `None`
+/// for any other value. Copying the text avoids parsing and formatting the address.
 fn bare_forwarded(headers: &HeaderMap) -> Option<HeaderValue> {
     let mut values = headers.get_all(FORWARDED).iter();
     let address = values.next()?.as_bytes().strip_prefix(b"for=")?;

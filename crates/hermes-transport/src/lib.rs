@@ -1,11 +1,11 @@
 //! Transport of bytes in the data plane: the context of a worker's tasks, bodies, streams, and datagrams.
 //!
 //! In: sockets, and streams of HTTP/2 and HTTP/3. Out: the same bytes in both directions, under flow control and within
-//! the bounds of the document. Layers, each above the ones before it: `error`, `headers`, `metrics`; `runtime` (clock,
-//! tasks, sessions, tables); `h3` and `stream`; `body` and `datagram`. Never: the choice of a route or an endpoint.
-//! Only the crates of the data plane use it: its items follow their needs, and promise nothing to others.
+//! the limits of the node document. Layers, from the lowest: `error`, `headers`, `metrics`; `runtime` (clock, tasks,
+//! sessions, tables); `h3` and `stream`; `body` and `datagram`. Never: the choice of a route or an endpoint. The API is
+//! internal: it changes with the needs of the other crates of the data plane.
 
-#![allow(missing_docs)] // Fields and variants whose name says all.
+#![allow(missing_docs)] // Some fields and variants need no more description than their name.
 
 pub mod body;
 pub mod body_writer;

@@ -1,7 +1,7 @@
-//! Rate-limited logging, for events that a remote peer can trigger, or that last.
+//! Rate-limited logging, for events that a remote peer can trigger, or conditions that persist.
 //!
-//! In: each event. Out: whether to log it now, and the number of suppressed ones since the last log line. So an
-//! operator sees the event, and a flood does not fill the disk.
+//! In: each event. Out: whether to log the event now, and the number of events that were suppressed since the last log
+//! line. So an operator sees the event, and a flood does not fill the disk.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,12 +9,13 @@ use std::time::Duration;
 /// The default interval between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The throttle of one log line, for all workers of the node.
+/// Limits the rate of one log message, over all workers of the node.
 pub struct LogThrottle {
-    /// The interval in milliseconds.
+    /// The minimum interval between two log lines, in milliseconds.
     apart: u64,
     /// The time of the next allowed line, in milliseconds of the node's clock.
     next: AtomicU64,
+    /// The number of events that were suppressed since the last log line.
     quiet: AtomicU64,
 }
 
@@ -25,12 +26,13 @@ impl Default for LogThrottle {
 }
 
 impl LogThrottle {
-    /// A throttle with this interval.
+    /// Creates a throttle with this minimum interval between two log lines.
     pub fn every(apart: Duration) -> Self {
         Self { apart: apart.as_millis() as u64, next: AtomicU64::new(0), quiet: AtomicU64::new(0) }
     }
 
-    /// Notes an event. `Some`: log it now, with the number of suppressed events.
+    /// Records an event at `now`, in milliseconds of the node's clock. Returns `Some` with the number of suppressed
+    /// events if the caller should log this one, and `None` if this one is suppressed.
     pub fn happened(&self, now: u64) -> Option<u64> {
         let due = |next| (now >= next).then_some(now + self.apart);
         if self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_err() {

@@ -1,8 +1,8 @@
-//! All metrics and their names.
+//! All metrics of a node and their names.
 //!
-//! In: ends of sessions, limits that were reached, connections, reloads. Out: Prometheus text. Labels come from the
-//! document (listener, route, upstream) and from fixed sets, never from client input, so that clients cannot create
-//! series.
+//! In: ends of sessions, limits that were reached, connections, reloads. Out: Prometheus text. Values of labels come
+//! from the node document (listener, route, upstream) or from fixed sets. They never come from client input, so that
+//! clients cannot create series.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -29,7 +29,7 @@ pub struct ListenerLabels {
     pub listener: Arc<str>,
 }
 
-/// The event of a request that was delayed or sent more than once.
+/// Labels of an event that delayed a request, or made the node send it again.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct EventLabels {
     pub route: Arc<str>,
@@ -41,7 +41,7 @@ pub struct RouteLabels {
     pub route: Arc<str>,
 }
 
-/// The outcome of a query to a DNS listener.
+/// Labels of a query to a DNS listener.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct QuestionLabels {
     pub listener: Arc<str>,
@@ -63,7 +63,7 @@ pub struct ReasonLabels {
     pub reason: &'static str,
 }
 
-/// The storage tier of bytes in custody.
+/// The label of bytes in custody: the storage tier, `memory` or `disk`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct HeldLabels {
     pub tier: &'static str,
@@ -80,7 +80,7 @@ pub struct UpstreamLabels {
     pub upstream: Arc<str>,
 }
 
-/// A path in the document.
+/// The label of a certificate: the path of its file.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct PathLabels {
     pub path: String,
@@ -91,21 +91,21 @@ pub struct ResultLabels {
     pub result: &'static str,
 }
 
-/// The outcome of a request at the cache of a route.
+/// Labels of a request that was looked up in the cache of a route.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct CacheLabels {
     pub route: Arc<str>,
     pub outcome: &'static str,
 }
 
-/// The storage tier of a cache.
+/// Labels of the objects in a route's cache: the route, and the storage tier `memory` or `disk`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct TierLabels {
     pub route: Arc<str>,
     pub tier: &'static str,
 }
 
-/// The counters of one combination of listener, route, kind and outcome. Each worker caches its handles, so that a
+/// The counters of one combination of listener, route, kind and outcome. Each worker caches these handles, so that a
 /// session takes no lock.
 #[derive(Clone)]
 pub struct SessionMetrics {
@@ -127,8 +127,9 @@ pub struct Metrics {
     pub connections_open: Gauge,
     pub reverse_connections: Family<ListenerLabels, Gauge>,
     pub sessions_open: Gauge,
-    /// Sessions that ended, of all kinds. `failed` counts those that failed through a server or this node.
+    /// Counts all sessions that ended.
     pub ended: Counter,
+    /// Counts sessions that failed because of an upstream or this node.
     pub failed: Counter,
     pub handshake_failures: Family<ListenerLabels, Counter>,
     pub limits: Family<LimitLabels, Counter>,
@@ -163,7 +164,7 @@ pub struct Metrics {
     pub lines_lost: Counter,
 }
 
-/// Bucket bounds of durations, in seconds: from a loopback hop to a tunnel of an hour.
+/// The bucket bounds of durations in seconds: from a request over loopback to a tunnel that lasts an hour.
 const SECONDS: [f64; 14] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0, 3600.0];
 
 impl Default for Metrics {
@@ -241,8 +242,8 @@ impl Metrics {
             self.custody_replays.clone(),
         );
         registry.register("cache_requests", "Requests of routes with a cache, by outcome", self.cache_requests.clone());
-        registry.register_with_unit("cache", "Kept by caches", Unit::Bytes, self.cache_bytes.clone());
-        registry.register("cache_evictions", "Objects evicted for others", self.cache_evictions.clone());
+        registry.register_with_unit("cache", "Bytes stored by caches", Unit::Bytes, self.cache_bytes.clone());
+        registry.register("cache_evictions", "Objects evicted to make room", self.cache_evictions.clone());
         registry.register(
             "upstream_rate_limit_requests",
             "Rate-limited requests, by outcome",
@@ -255,12 +256,12 @@ impl Metrics {
         );
         registry.register(
             "upstream_rate_limit_per_second",
-            "Requests a second that a service allows",
+            "Estimated rate that the upstream accepts",
             self.rate_limit_rate.clone(),
         );
         registry.register_with_unit(
             "upstream_rate_limit_wait",
-            "Time that requests waited for a service's rate",
+            "Time that requests waited at the rate limit",
             Unit::Seconds,
             self.rate_limit_waits.clone(),
         );
@@ -270,14 +271,14 @@ impl Metrics {
         registry.register("sessions", "Sessions that ended", self.sessions.clone());
         registry.register_with_unit("session_received", "Bytes from clients", Unit::Bytes, self.received.clone());
         registry.register_with_unit("session_sent", "Bytes to clients", Unit::Bytes, self.sent.clone());
-        registry.register_with_unit("session_duration", "From acceptance to end", Unit::Seconds, self.seconds.clone());
+        registry.register_with_unit("session_duration", "Duration of sessions", Unit::Seconds, self.seconds.clone());
         registry.register("session_errors", "Sessions that failed, by RFC 9209 error type", self.errors.clone());
-        registry.register("sessions_open", "Sessions under way", self.sessions_open.clone());
+        registry.register("sessions_open", "Open sessions", self.sessions_open.clone());
         registry.register("connections", "Connections accepted", self.connections.clone());
         registry.register("connections_open", "Client connections open", self.connections_open.clone());
         registry.register("reverse_connections", "Open reverse connections", self.reverse_connections.clone());
         registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
-        registry.register("limit_hits", "Times a bound was hit", self.limits.clone());
+        registry.register("limit_hits", "Times that a limit was reached", self.limits.clone());
         registry.register("dns_questions", "DNS queries, by outcome", self.dns_questions.clone());
         registry.register(
             "identities_removed",
@@ -300,7 +301,7 @@ impl Metrics {
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
         registry.register("retries", "Retried requests", self.retries.clone());
         self.register_treatments(registry);
-        registry.register("upstream_connects", "Connections made", self.upstream_connects.clone());
+        registry.register("upstream_connects", "Connections opened", self.upstream_connects.clone());
         registry.register(
             "upstream_connect_failures",
             "Failed connection attempts",
@@ -308,7 +309,7 @@ impl Metrics {
         );
         registry.register("upstream_healthy", "1 if the endpoint accepts sessions", self.upstream_healthy.clone());
         registry.register("upstream_backups", "Sessions sent to a backup endpoint", self.upstream_backups.clone());
-        registry.register("reloads", "Documents applied or refused", self.reloads.clone());
+        registry.register("reloads", "Documents applied or rejected", self.reloads.clone());
         registry.register("generation", "Number of the running snapshot", self.generation.clone());
         registry.register_with_unit(
             "certificate_not_after",
@@ -318,13 +319,13 @@ impl Metrics {
         );
         registry.register(
             "access_log_entries_lost",
-            "Access log records lost because the log was slow",
+            "Access-log entries lost because the log was slow",
             self.records_lost.clone(),
         );
         registry.register("log_lines_lost", "Lines of the log lost because stderr was slow", self.lines_lost.clone());
     }
 
-    /// Handles for one combination of labels.
+    /// Returns the counters for one combination of labels.
     pub fn session(&self, labels: &SessionLabels) -> SessionMetrics {
         SessionMetrics {
             total: self.sessions.get_or_create(labels).clone(),
@@ -334,12 +335,12 @@ impl Metrics {
         }
     }
 
-    /// Counts a limit that was reached.
+    /// Counts that a limit was reached.
     pub fn limit(&self, limit: &'static str) {
         self.limit_by(limit, 1);
     }
 
-    /// Counts a limit that was reached several times.
+    /// Counts that a limit was reached `times` times.
     pub fn limit_by(&self, limit: &'static str, times: u64) {
         if times > 0 {
             self.limits.get_or_create(&LimitLabels { limit }).inc_by(times);
@@ -354,11 +355,12 @@ impl Metrics {
         }
     }
 
-    /// Handles for the cache of a route.
+    /// Returns the metrics for the cache of a route.
     pub fn cache(&self, route: &Arc<str>) -> CacheMetrics {
         let requests =
             |outcome| self.cache_requests.get_or_create(&CacheLabels { route: route.clone(), outcome }).clone();
-        // Each handle in a statement of its own: the table stays locked while one is fetched.
+        // Each closure ends its statement before the next handle is fetched, because `get_or_create` returns a lock
+        // guard of the table.
         let bytes = |tier| self.cache_bytes.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
         let evictions = |tier| self.cache_evictions.get_or_create(&TierLabels { route: route.clone(), tier }).clone();
         CacheMetrics {
@@ -381,12 +383,12 @@ impl Metrics {
         }
     }
 
-    /// Counts an event of a request at a route's rate limit.
+    /// Counts an event at the rate limit of a route.
     pub fn rate_limited(&self, route: &Arc<str>, event: &'static str) {
         self.rate_limited.get_or_create(&EventLabels { route: route.clone(), event }).inc();
     }
 
-    /// Counts an event of a request whose route resumes responses.
+    /// Counts an event of the resumption of requests on a route.
     pub fn resumed(&self, route: &Arc<str>, event: &'static str) {
         self.resumed.get_or_create(&EventLabels { route: route.clone(), event }).inc();
     }
@@ -396,7 +398,7 @@ impl Metrics {
         self.datagrams_dropped.get_or_create(&ReasonLabels { reason }).inc_by(count);
     }
 
-    /// Renders everything as Prometheus (OpenMetrics) text.
+    /// Renders all metrics as Prometheus (OpenMetrics) text.
     pub fn render(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.

@@ -1,12 +1,13 @@
-//! A value that one task sets and one other task awaits, on the same worker.
+//! A value that one task sets and another task of the same worker awaits.
 //!
-//! The sweep tells a session or a connection to end this way. One waker is enough, because at any moment one future
-//! acts for a session. Never crosses threads.
+//! The sweep uses it to end a session or a connection. One waker is enough, because only one future at a time acts for
+//! a session. The value never crosses threads.
 
 use std::cell::{Cell, RefCell};
 use std::task::{Context, Poll, Waker};
 
-/// A value that is set once and wakes the last poller. A nudge wakes it without a value.
+/// A value that can be set once. Setting it wakes the task that polled last. [`Oneshot::nudge`] wakes that task without
+/// a value.
 pub struct Oneshot<T> {
     value: RefCell<Option<T>>,
     is_set: Cell<bool>,
@@ -20,7 +21,8 @@ impl<T> Default for Oneshot<T> {
 }
 
 impl<T: Clone> Oneshot<T> {
-    /// Sets the value unless one is set, because the first reason is the cause, and wakes the task.
+    /// Sets the value and wakes the waiting task. A value that is already set is retained, because the first reason to
+    /// end a session is the cause.
     pub fn set(&self, value: T) {
         if !self.is_set.replace(true) {
             *self.value.borrow_mut() = Some(value);
@@ -36,7 +38,7 @@ impl<T: Clone> Oneshot<T> {
         }
     }
 
-    /// The value, if set.
+    /// Returns the value, or `None` if it is not set.
     pub fn get(&self) -> Option<T> {
         if !self.is_set.get() {
             return None;
@@ -44,7 +46,7 @@ impl<T: Clone> Oneshot<T> {
         self.value.borrow().clone()
     }
 
-    /// Waits for the value.
+    /// Ready with the value once it is set. Registers the polling task.
     pub fn poll(&self, cx: &Context<'_>) -> Poll<T> {
         if let Some(value) = self.get() {
             return Poll::Ready(value);

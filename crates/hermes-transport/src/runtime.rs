@@ -2,7 +2,7 @@
 //! sessions and connections.
 //!
 //! In: sessions that begin and end, bytes that are counted, entries of bounded tables. Out: the context that all layers
-//! above pass around, the access log, the sweep of idle sessions. Never: a byte on the wire, or a decision about a
+//! above use, the access log, the sweep that ends idle sessions. Never: I/O on a connection, or a decision about a
 //! request.
 
 pub mod access_log;

@@ -1,8 +1,8 @@
 //! A byte stream over any transport: a socket, an HTTP/1.1 connection after its upgrade, an HTTP/2 or HTTP/3 stream,
 //! the two bodies of a POST, or custody.
 //!
-//! In: one of those. Out: chunks in and out; each direction ends on its own (half-close). Chunks are passed on without
-//! a copy if the transport allows it. Never: the meaning of the bytes.
+//! In: one of these transports. Out: chunks in both directions, each of which can end separately (half-close). Chunks
+//! are not copied if the transport permits it. Never: the meaning of the bytes.
 
 pub mod h2;
 pub mod h3;
@@ -24,19 +24,20 @@ use crate::h3::Datagrams;
 use crate::runtime::session::SessionEntry;
 pub use crate::stream_error::{Reset, StreamError};
 
-/// The first read from a socket: most tunnels carry little.
+/// The size in bytes of the first read from a socket. It is small because most tunnels transfer little.
 const FIRST_CHUNK: usize = 4 << 10;
-/// The largest read from a socket. Also the largest chunk that waits for a slow reader.
+/// The maximum size in bytes of a read from a socket, and so of the chunk that waits for a slow receiver.
 const CHUNK: usize = 64 << 10;
-/// The largest TLS record.
+/// The maximum size in bytes of a read from a TLS connection: one TLS record.
 const TLS_CHUNK: usize = 16 << 10;
 
 /// A byte stream.
 pub enum ByteStream {
-    /// A socket; `ahead` was already read from it. `_lease` is its share of an endpoint's limit, if it has one.
+    /// A socket. `ahead` are bytes that were already read from it. `_lease` counts the connection towards the limit of
+    /// its endpoint; `None` for a connection without such a limit.
     Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _lease: Option<Box<dyn StreamLease>> },
-    /// A multiplexed stream of HTTP/2 or HTTP/3. `datagrams` are the HTTP datagrams of its request, until they are
-    /// taken.
+    /// A multiplexed stream of HTTP/2 or HTTP/3. `datagrams` are the HTTP datagrams of its request; `None` if the
+    /// request has none, or once they were taken.
     Multiplexed {
         recv: Receiver,
         send: Sender,
@@ -44,19 +45,21 @@ pub enum ByteStream {
         datagrams: Option<Datagrams>,
         lease: Option<Box<dyn StreamLease>>,
     },
-    /// A rare stream: the two bodies of a POST, or bytes in custody.
+    /// A stream of a less frequent kind: the two bodies of a POST, or bytes in custody.
     Boxed(Box<dyn BoxedStream>),
 }
 
-/// The lease of a stream on a connection to an endpoint, held for the lifetime of the stream.
+/// The lease of a connection to an endpoint, or of a stream on one. The stream owns it for its lifetime.
 pub trait StreamLease {
-    /// True if the connection takes no further streams, because the peer drains it or a better one exists.
+    /// True if no further streams are opened on the connection, because the peer drains it or a better connection
+    /// exists.
     fn is_leaving(&self) -> bool {
         false
     }
 }
 
-/// A byte stream that a layer above implements. The functions mean what they mean on [`ByteStream`].
+/// A byte stream that a layer above this crate implements. Each function has the contract of the function of the same
+/// name of [`ByteStream`].
 pub trait BoxedStream {
     /// See [`ByteStream::bind`].
     fn bind(&self, session: &Rc<SessionEntry>);
@@ -73,7 +76,7 @@ pub trait BoxedStream {
 }
 
 impl ByteStream {
-    /// A socket to an endpoint, with its share of the endpoint's limit.
+    /// Returns the stream of a socket to an endpoint. `lease` counts the connection towards the endpoint's limit.
     pub fn leased_io(io: Io, ahead: Bytes, lease: Box<dyn StreamLease>) -> Self {
         ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _lease: Some(lease) }
     }
@@ -86,7 +89,7 @@ impl ByteStream {
         ByteStream::Multiplexed { recv, send, sent_end: false, datagrams: None, lease }
     }
 
-    /// Attaches the HTTP datagrams of its request.
+    /// Attaches the HTTP datagrams of the stream's request.
     pub fn with_datagrams(mut self, of_request: Option<Datagrams>) -> Self {
         if let ByteStream::Multiplexed { datagrams, .. } = &mut self {
             *datagrams = of_request;
@@ -94,7 +97,8 @@ impl ByteStream {
         self
     }
 
-    /// Marks the link as intermittent, if it is QUIC, and returns the monitor of its path.
+    /// Declares the link of the connection to be intermittent, which changes its congestion control, and returns the
+    /// monitor of its path. Returns `None` if the connection is not QUIC.
     pub fn is_dark_at_times(&self) -> Option<Arc<PathMonitor>> {
         let ByteStream::Multiplexed { send: Sender::H3(send), .. } = self else { return None };
         let narrow = quic::path_monitor::of(&send.link().connection);
@@ -102,22 +106,23 @@ impl ByteStream {
         Some(narrow)
     }
 
-    /// True if its request may have HTTP datagrams.
+    /// True if HTTP datagrams of the stream's request are attached.
     pub fn has_datagrams(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { datagrams: Some(_), .. })
     }
 
-    /// True if other streams may share its connection.
+    /// True if other streams may share the connection of this stream.
     pub fn is_shared(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { .. })
     }
 
-    /// True if its connection takes no further streams, because the peer drains it or a better one exists.
+    /// True if no further streams are opened on this stream's connection, because the peer drains it or a better
+    /// connection exists.
     pub fn is_leaving(&self) -> bool {
         matches!(self, ByteStream::Multiplexed { lease: Some(lease), .. } if lease.is_leaving())
     }
 
-    /// Takes the HTTP datagrams of its request.
+    /// Detaches and returns the HTTP datagrams of the stream's request.
     pub fn take_datagrams(&mut self) -> Option<Datagrams> {
         match self {
             ByteStream::Multiplexed { datagrams, .. } => datagrams.take(),
@@ -125,7 +130,7 @@ impl ByteStream {
         }
     }
 
-    /// Binds the stream to a session, which ends if too many of its bytes remain unread.
+    /// Charges the unread bytes of the stream to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         match self {
             ByteStream::Multiplexed { recv, .. } => recv.bind(session),
@@ -134,8 +139,8 @@ impl ByteStream {
         }
     }
 
-    /// Drives the connection below the stream, if no other task does. Ready when all bytes that were given to it are
-    /// sent.
+    /// Drives the connection below the stream, unless another task does. Ready when all bytes that were written to the
+    /// stream are sent.
     pub fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             ByteStream::Boxed(stream) => stream.poll_carrier(cx),
@@ -143,7 +148,7 @@ impl ByteStream {
         }
     }
 
-    /// The next chunk; `None` is the clean end of this direction.
+    /// Returns the next received chunk, or `None` at the clean end of the receiving direction.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         match self {
             ByteStream::Io { io, ahead, buffer, most, .. } => {
@@ -157,7 +162,7 @@ impl ByteStream {
         }
     }
 
-    /// Writes the chunk, and leaves the unwritten rest in it. Ready when nothing is left.
+    /// Writes bytes of the chunk, and removes them from it. Ready when the chunk is empty.
     pub fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<io::Result<()>> {
         match self {
             ByteStream::Io { io, .. } => {
@@ -175,7 +180,7 @@ impl ByteStream {
         }
     }
 
-    /// Flushes bytes that TLS may hold back.
+    /// Flushes bytes that TLS may have buffered.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             ByteStream::Io { io, .. } => Pin::new(io).poll_flush(cx),
@@ -183,11 +188,11 @@ impl ByteStream {
         }
     }
 
-    /// Ends the sending direction cleanly; the other may continue.
+    /// Ends the sending direction cleanly. The receiving direction may continue.
     pub fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             ByteStream::Io { io, .. } => match ready!(Pin::new(io).poll_shutdown(cx)) {
-                // The peer closed both directions meanwhile, so nothing is left to shut down.
+                // The connection is already closed, so nothing is left to shut down.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
                 other => Poll::Ready(other),
             },
@@ -201,8 +206,8 @@ impl ByteStream {
         }
     }
 
-    /// True if dropping the stream ends it cleanly once both directions have ended: `close` of a plain socket sends
-    /// what `shutdown` sends.
+    /// True if dropping the stream ends the sending direction cleanly once the receiving direction has ended. This
+    /// holds for a plain TCP socket, whose `close` sends a FIN like `shutdown`.
     pub fn ends_by_drop(&self) -> bool {
         matches!(self, ByteStream::Io { io: Io::Plain(_), .. })
     }
@@ -225,7 +230,8 @@ impl ByteStream {
         }
     }
 
-    /// Ready if the peer reset the stream after it had ended its own direction cleanly. Over TCP, a write reports that.
+    /// Ready if the peer has reset a multiplexed stream, even while the stream is not read. Over TCP, a write reports
+    /// the reset.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         match self {
             ByteStream::Multiplexed { send, sent_end: false, .. } => send.poll_reset(cx).map(io::Error::from),
@@ -233,7 +239,7 @@ impl ByteStream {
         }
     }
 
-    /// Resets the stream, so that the peer knows that bytes may be missing.
+    /// Resets the stream, which signals to the peer that bytes may be missing.
     pub fn abort(&mut self) {
         self.abort_as(Reset::Connect);
     }
@@ -255,7 +261,7 @@ fn poll_read_io(
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<Option<Bytes>>> {
     if io.poll_read_ready(cx)?.is_pending() {
-        // An idle tunnel holds no buffer.
+        // The buffer of an idle tunnel is released.
         *buffer = BytesMut::new();
         return Poll::Pending;
     }
@@ -276,13 +282,13 @@ fn poll_read_io(
     }
 }
 
-/// True if nothing is broken: the peer wants no further bytes.
+/// True if the error is no failure: the peer has completed its response and wants no further bytes.
 pub fn has_parted(error: &io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<StreamError>());
     inner.is_some_and(StreamError::has_parted)
 }
 
-/// The next chunk of a multiplexed stream.
+/// Returns the next chunk of a multiplexed stream, of at most `most` bytes, or `None` at the end of the stream.
 pub fn poll_read_half(recv: &mut Receiver, cx: &mut Context<'_>, most: usize) -> Poll<io::Result<Option<Bytes>>> {
     recv.poll_chunk(cx, most).map(|chunk| Ok(chunk.transpose()?))
 }

@@ -1,7 +1,7 @@
 //! The failure of one stream of HTTP/2 or HTTP/3, and the reason for a reset.
 //!
-//! In: errors and codes of both protocols. Out: one meaning: whether the peer processed anything, reset the stream, or
-//! wants no further bytes. Never: the error of a session; that is `error`.
+//! In: errors and codes of both protocols. Out: their common meaning, such as that the peer processed nothing, reset
+//! the stream, or wants no further bytes. Never: the error of a session, which [`crate::error`] defines.
 
 use std::io;
 
@@ -15,16 +15,16 @@ use crate::error::Oversize;
 #[error("{text}")]
 pub struct StreamError {
     why: Why,
-    /// The whole connection failed.
+    /// True if the whole connection failed.
     pub is_of_connection: bool,
     text: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
-    /// The peer processed nothing of it.
+    /// The peer did not process the stream.
     Unprocessed,
-    /// The peer reset it.
+    /// The peer cancelled the stream, or its tunnel failed.
     Reset,
     /// The peer sent its complete message and wants no more of the request (RFC 9113, section 8.1; RFC 9114, section
     /// 4.1). Servers then reset the stream with NO_ERROR.
@@ -35,17 +35,18 @@ enum Why {
 }
 
 impl StreamError {
-    /// True if the peer processed nothing of it, so that a retry is safe, to this peer or another.
+    /// True if the peer did not process the stream, so that the request may be sent again to this peer or another.
     pub fn is_unprocessed(&self) -> bool {
         self.why == Why::Unprocessed
     }
 
-    /// True if nothing is broken: the peer wants no further bytes.
+    /// True if the error is no failure: the peer has completed its response and wants no further bytes.
     pub fn has_parted(&self) -> bool {
         self.why == Why::Parted
     }
 
-    /// The head or trailers that exceed the peer's limit. The peer itself did not fail.
+    /// Returns the size and the limit if this node's head or trailers exceed the peer's limit. The peer did not fail
+    /// then.
     pub fn oversize(&self) -> Option<Oversize> {
         match self.why {
             Why::Oversize(oversize) => Some(oversize),
@@ -55,7 +56,7 @@ impl StreamError {
 }
 
 impl StreamError {
-    /// The error of a stream that the peer reset with this HTTP/3 code (RFC 9114, section 8.1).
+    /// Returns the error of a stream that the peer reset with this HTTP/3 error code (RFC 9114, section 8.1).
     pub fn of_code(code: u64) -> Self {
         let is = |other: Code| code == other.value();
         let why = if is(Code::RequestRejected) {
@@ -67,15 +68,15 @@ impl StreamError {
         } else {
             Why::Other
         };
-        Self { why, is_of_connection: false, text: format!("the peer broke the stream off with {code:#x}") }
+        Self { why, is_of_connection: false, text: format!("the peer reset the stream with {code:#x}") }
     }
 
-    /// The error of a stream whose connection failed.
+    /// Returns the error of a stream whose connection failed.
     pub fn of_connection(text: impl Into<String>) -> Self {
         Self { why: Why::Other, is_of_connection: true, text: text.into() }
     }
 
-    /// An error with any other reason.
+    /// Returns an error for any other reason.
     pub fn other(text: impl Into<String>) -> Self {
         Self { why: Why::Other, is_of_connection: false, text: text.into() }
     }
@@ -92,7 +93,7 @@ impl From<h2::Error> for StreamError {
         let is_of_connection = !error.is_reset();
         let why = match error.reason() {
             Some(Reason::REFUSED_STREAM) => Why::Unprocessed,
-            // h2 reports this only for streams beyond the last one that the peer's GOAWAY names (RFC 9113, 6.8).
+            // h2 reports GOAWAY only for streams with a higher ID than the GOAWAY frame names (RFC 9113, section 6.8).
             Some(_) if error.is_go_away() && error.is_remote() => Why::Unprocessed,
             Some(Reason::NO_ERROR) if !error.is_go_away() => Why::Parted,
             Some(Reason::CONNECT_ERROR | Reason::CANCEL) => Why::Reset,
@@ -111,7 +112,7 @@ impl From<StreamError> for io::Error {
     }
 }
 
-/// The reason with which a stream is reset.
+/// The reason for which this node resets a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reset {
     /// The stream is no longer wanted.

@@ -1,10 +1,10 @@
-//! A rate limit: a number of events in a second, for all clients of one worker or for one session.
+//! Limits the number of events in each second, for all clients of one worker or for one session.
 //!
-//! In: requests for one event. Out: whether it is within the limit. Never: a wait.
+//! In: an event. Out: whether the event is within the limit. Never: a wait.
 
 use std::cell::Cell;
 
-/// The events of the current second.
+/// The number of events that were permitted in the current second.
 #[derive(Default)]
 pub struct TokenBucket {
     second: Cell<u64>,
@@ -12,7 +12,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Takes one event at this time in milliseconds. False once `most` have been granted in this second.
+    /// Counts an event at `now`, in milliseconds. Returns false if `most` events were already permitted in this second.
     pub fn takes(&self, now: u64, most: u32) -> bool {
         let second = now / 1000;
         if self.second.replace(second) != second {

@@ -1,8 +1,8 @@
 //! Copies the bytes of a tunnel in both directions until both have ended.
 //!
-//! In: two byte streams and their session. Out: bytes in order. Each direction ends as its source did: a clean end is
-//! passed on as a clean end (half-close), and a broken stream resets the other. Both directions are polled together, so
-//! that a tunnel is one future with one owner. It holds at most one chunk in each direction.
+//! In: two byte streams and their session. Out: bytes in order. A clean end of one stream's receiving direction cleanly
+//! ends the sending direction of the other stream (half-close). A failure of one stream resets both. Both directions
+//! are polled together, so that a tunnel is one future with one owner. At most one chunk is buffered in each direction.
 
 use std::future::Future as _;
 use std::io;
@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::runtime::session::{Phase, Session};
 use crate::stream::{ByteStream, has_parted};
 
-/// The limit of chunks before other tasks of the worker run.
+/// The maximum number of steps of one direction before other tasks of the worker run.
 const CHUNKS_A_TURN: usize = 32;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,13 +26,14 @@ enum State {
     Writing,
     Flushing,
     Finishing,
-    /// The sink wants no more, which is no error. The source is still read: closing a socket with unread bytes resets
-    /// it, and discards bytes that it has yet to send.
+    /// The sink wants no more bytes, which is no error. The source is still read, because closing a socket with unread
+    /// bytes resets the connection and loses bytes that are still to be sent on it.
     Discarding,
     Done,
 }
 
-/// The time for a client to see the end of the response direction and to end its own.
+/// The time within which a client must end its direction after the other direction has ended and the upstream wants no
+/// more bytes.
 const LINGER: Duration = Duration::from_secs(30);
 
 struct Direction {
@@ -47,7 +48,7 @@ enum Failure {
     UpstreamEnd(io::Error),
 }
 
-/// Copies until both directions have ended. Stores a failure for the access log.
+/// Copies bytes until both directions have ended. Stores a failure for the access log.
 pub async fn relay(mut downstream: ByteStream, mut upstream: ByteStream, session: &Session) {
     let entry = &session.entry;
     entry.set_phase(&session.worker, Phase::Open);
@@ -80,7 +81,7 @@ pub async fn relay(mut downstream: ByteStream, mut upstream: ByteStream, session
                 [Poll::Ready(Err(error)), _] => Poll::Ready(Some(named(Failure::Client(error), session))),
                 [_, Poll::Ready(Err(error))] => Poll::Ready(Some(named(Failure::UpstreamEnd(error), session))),
                 [Poll::Ready(Ok(())), Poll::Ready(Ok(()))] => Poll::Ready(None),
-                // The stream that finished last still sends its rest, and wakes this task.
+                // A stream still sends its last bytes, and wakes this task when they are sent.
                 _ => Poll::Pending,
             },
             _ => Poll::Pending,
@@ -89,7 +90,7 @@ pub async fn relay(mut downstream: ByteStream, mut upstream: ByteStream, session
     .await;
     match failed {
         None => {}
-        // Most UDP flows end by silence, which is no failure for either side.
+        // Most UDP flows end by their idle timeout, which is no failure, so both streams are closed cleanly.
         Some(Error::Idle(_)) if entry.facts.kind == Kind::Udp => {
             let closed = std::future::poll_fn(|cx| {
                 let open = downstream.poll_close(cx).is_pending() | upstream.poll_close(cx).is_pending();
@@ -105,9 +106,9 @@ pub async fn relay(mut downstream: ByteStream, mut upstream: ByteStream, session
     }
 }
 
-/// Asks for a reset of the sides that are not being read: those that ended their own direction or sent more than the
-/// sink takes. The upstream side is asked only after its direction ended, because bytes that it sent before may still
-/// arrive.
+/// Ready if a stream that is currently not read was reset: its own direction has ended, or its last chunk waits for the
+/// sink. The upstream is checked only after its direction has ended, because bytes that it sent before the reset may
+/// still arrive.
 fn poll_broken_off(
     cx: &mut Context<'_>,
     downstream: &mut ByteStream,

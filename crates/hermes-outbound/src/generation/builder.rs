@@ -1,7 +1,8 @@
-//! Builds a generation's parts from the files of a snapshot.
+//! Builds the contents of a generation from the files of a snapshot.
 //!
-//! In: a snapshot, and the previous generation. Out: the node's identity, TLS of listeners and upstreams, the state of
-//! upstreams; or every error with its path in the document. Never: a running task.
+//! In: a snapshot, and the previous generation. Out: the node's identity, TLS of listeners and upstreams, and the state
+//! of upstreams. If a file cannot be used, all errors are returned, each with the path of its key in the node document.
+//! Never: a running task.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -25,15 +26,16 @@ use super::{
 use crate::reverse::{self, ReversePeer};
 use crate::upstream::{ClientTls, UpstreamState};
 
+/// The node's certificate with its private key, and the CA certificates of its overlay.
 struct Identity {
     key: CertifiedKey,
     roots: Roots,
 }
 
-/// The built parts.
+/// The contents of a generation.
 pub(super) struct Built {
     pub(super) overlay: Arc<str>,
-    /// The key of the identity.
+    /// The certificate and private key of the node's identity; `None` without an identity.
     pub(super) key: Option<CertifiedKey>,
     pub(super) listeners: ByName<ListenerState>,
     pub(super) upstreams: ByName<Arc<UpstreamState>>,
@@ -68,10 +70,10 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Reads all files.
+    /// Reads all files, and builds the contents of the generation.
     ///
     /// # Errors
-    /// Every file that cannot be used, with its path in the document.
+    /// Some files cannot be used. Each of them has an error, with the path of its key in the node document.
     pub(super) fn build(mut self) -> Result<Built, Vec<BuildError>> {
         self.load_identity();
         let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());
@@ -94,12 +96,12 @@ impl<'a> Builder<'a> {
         self.certificates.push(Certificate { path, not_after, life });
     }
 
-    /// True if the identity failed to load, which was reported: parts that need it add no further error.
+    /// True if the identity could not be loaded. Listeners and upstreams that need it then report no further error.
     fn lacks_identity(&self) -> bool {
         self.snapshot.identity.is_some() && self.identity.is_none()
     }
 
-    /// Stores the content of files, for comparison with the next generation.
+    /// Stores the content of files, so that the next generation can detect changes.
     fn note(&mut self, files: &[&Path]) {
         for file in files {
             if let Ok(bytes) = hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES) {
@@ -153,7 +155,7 @@ impl<'a> Builder<'a> {
         states
     }
 
-    /// `Err(None)` if the missing part was reported already.
+    /// Builds the TLS and QUIC configuration of a listener. The error is `None` if it was already reported.
     fn server_tls(
         &mut self,
         path: &str,
@@ -167,7 +169,7 @@ impl<'a> Builder<'a> {
                 self.shows(format!("{path}.cert"), &key);
                 key
             }
-            // `check` ensures that the value exists.
+            // `check` ensures that the document has an identity in this case.
             None => self.identity.as_ref().map(|identity| identity.key.clone()).ok_or(None)?,
         };
         let roots = match &tls.client_ca {
@@ -184,7 +186,7 @@ impl<'a> Builder<'a> {
             (_, None) if self.lacks_identity() => return Err(None),
             (_, None) => return Err(Some("no CA to verify clients with".to_owned())),
         };
-        // A node that dials this one authenticates by certificate.
+        // A node that dials this node authenticates by certificate, so the listener must request client certificates.
         let takes_nodes = !self.nodes.is_empty() && tls.client != ClientAuth::None;
         let alpn: &[&[u8]] = match listener.protocol {
             ListenerProtocol::Http if takes_nodes && listener.http2 => &[b"h2", b"http/1.1", reverse::ALPN],
@@ -234,7 +236,7 @@ impl<'a> Builder<'a> {
         states
     }
 
-    /// The TLS configurations for origins.
+    /// Builds the TLS configurations for the origins of all terminating routes.
     fn origins(&mut self) -> Origins {
         let mut origins = Origins::new();
         for (index, route) in self.snapshot.routes.iter().enumerate() {
@@ -249,7 +251,8 @@ impl<'a> Builder<'a> {
                 }
                 None => Roots::system().and_then(|roots| self.origin_tls(terminate, roots)),
             };
-            // Missing CA certificates of the host are not an error: all requests may be for `http`.
+            // Missing CA certificates of the host are not an error of the document, because all requests may use
+            // `http`.
             if let (Err(error), Some(_)) = (&tls, &terminate.origin_ca) {
                 self.fault(format!("routes[{index}].terminate.tls.ca"), error);
             }
@@ -258,19 +261,20 @@ impl<'a> Builder<'a> {
         origins
     }
 
-    /// Reuses the previous generation's configuration, with its connections and tickets, if the CA certificates are the
-    /// same.
+    /// Returns the TLS configuration for origins. If the CA certificates are unchanged, the previous generation's
+    /// configuration is reused, with its connections and session tickets.
     fn origin_tls(&self, terminate: &Terminate, roots: Roots) -> Result<OriginTls, tls::TlsError> {
         let known = self.previous.and_then(|previous| previous.origins.get(&terminate.origin_ca)?.as_ref().ok());
         if let Some(known) = known.filter(|known| known.roots == roots) {
             return Ok(known.clone());
         }
-        // No client certificate: an origin must not learn which node sends the request.
+        // No client certificate is presented, because an origin must not learn which node sends the request.
         let config = tls::client_config(None, ServerIdentity::Name(roots.clone()), &[b"http/1.1"])?;
         Ok(OriginTls { roots, config })
     }
 
-    /// The state of the previous generation, if neither the document nor a file changed.
+    /// Returns the upstream's state of the previous generation, if neither its configuration nor a file has changed.
+    /// Otherwise returns `None`.
     fn keep(&self, upstream: &Upstream) -> Option<Arc<UpstreamState>> {
         let previous = self.previous?;
         let state = previous.upstreams.get(&upstream.name)?;
@@ -282,13 +286,13 @@ impl<'a> Builder<'a> {
                 && previous.snapshot.revoked == self.snapshot.revoked
                 && all.into_iter().all(|file| self.files.get(file) == previous.files.get(file))
         };
-        // The limits of a QUIC connection are part of its configuration.
+        // The QUIC configuration of an upstream contains limits of the document.
         let same_bounds = upstream.protocol != UpstreamProtocol::H3 || previous.snapshot.limits == self.snapshot.limits;
         let is_same = *state.config == *upstream && same_bounds && (upstream.tls.is_none() || same_files());
         is_same.then(|| state.clone())
     }
 
-    /// `Err(None)` if the missing part was reported already.
+    /// Builds the TLS configuration for an upstream. The error is `None` if it was already reported.
     fn client_tls(&self, upstream: &Upstream, tls: &UpstreamTls) -> Result<ClientTls, Option<String>> {
         let own = if tls.anonymous { None } else { self.identity.as_ref().map(|identity| &identity.key) };
         let roots = match (&tls.ca, &self.identity) {
@@ -309,7 +313,7 @@ impl<'a> Builder<'a> {
         let alpn: &[&[u8]] = match upstream.protocol {
             UpstreamProtocol::H1 => &[b"http/1.1"],
             UpstreamProtocol::H2 => &[b"h2"],
-            // HTTP/2 over TCP, if QUIC does not get through.
+            // HTTP/2 over TCP is the fallback if the path blocks QUIC.
             UpstreamProtocol::H3 => &[b"h2"],
             UpstreamProtocol::Auto => &[b"h2", b"http/1.1"],
             UpstreamProtocol::Tcp => &[],
@@ -329,7 +333,8 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Accepts certificates of this overlay's nodes; if the document names some, only those.
+/// Returns a predicate that accepts the certificate URIs of this overlay's nodes. If `nodes` is not empty, it accepts
+/// only the nodes in that list.
 fn accepts_nodes(overlay: Arc<str>, nodes: Vec<Arc<str>>, revoked: BTreeSet<Arc<str>>) -> NodePredicate {
     Arc::new(move |uris: &[String]| {
         if uris.iter().any(|uri| revoked.contains(uri.as_str())) {

@@ -1,7 +1,7 @@
-//! A request on an HTTP/2 or HTTP/3 stream: its head is sent, its response is awaited.
+//! Sends the head of a request on an HTTP/2 or HTTP/3 stream, and receives the heads of its responses.
 //!
-//! In: a lease of a shared connection, and a head. Out: the sending half for the body, and the response: interim
-//! responses, then the final one with the receiving half. Never: a body.
+//! In: a lease of a shared connection, and a request head. Out: the sending half of the stream for the body, interim
+//! responses, and the final response with the receiving half. Never: a body.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,28 +18,29 @@ use hermes_transport::h3::fields::{self, Bounds};
 use hermes_transport::stream::h2::Window;
 use hermes_transport::stream::{Receiver, Sender, StreamError, h2, h3};
 
-/// A response that is awaited.
+/// The pending response to a request.
 pub enum Answer {
     H2 {
         response: ::h2::client::ResponseFuture,
         worker: Rc<Outbound>,
         window: Rc<Window>,
     },
-    /// An HTTP/3 stream. `None` once the final head was read.
+    /// The receiving half of an HTTP/3 stream; `None` once the final response head was read.
     H3(Option<Box<h3::Receiver>>),
 }
 
-/// A head of the response.
+/// The head of an interim or final response.
 pub enum Head {
-    /// An interim response; more heads follow.
+    /// An interim response, after which further heads follow.
     Interim(Response<()>),
+    /// The final response, with the receiving half of the stream.
     Final(Response<Receiver>),
 }
 
-/// Sends a head on a new stream; `ends` if there is no body.
+/// Opens a stream and sends a request head on it. `ends` is true if the request has no body.
 ///
 /// # Errors
-/// The connection takes no further stream, or its peer no head of this size. Nothing was sent.
+/// The connection accepts no further stream, or the head exceeds the peer's limit. Nothing was sent.
 pub async fn send_request(
     worker: &Rc<Outbound>,
     lease: &Lease,
@@ -64,7 +65,8 @@ pub async fn send_request(
             send.send_head(fields::put_request(&request.into_parts().0), ends)?;
             match std::future::poll_fn(|cx| send.poll_settled(cx)).await {
                 Err(error) if error.is_of_connection => return Err(error),
-                // A peer that stops reading the request has answered, or the end of its response says why.
+                // A peer that stops reading the request has sent a response, or resets the response stream with the
+                // reason.
                 Ok(()) | Err(_) => {}
             }
             Ok((Answer::H3(Some(Box::new(recv))), Sender::H3(Box::new(send))))
@@ -73,8 +75,8 @@ pub async fn send_request(
 }
 
 impl Answer {
-    /// The HTTP datagrams of the request, if its protocol has them; they are queued from now on. They may overtake the
-    /// response.
+    /// Returns the HTTP datagrams of the request, and begins to queue received ones, because they may arrive before the
+    /// response. Returns `None` over HTTP/2.
     pub fn datagrams(&self) -> Option<Datagrams> {
         match self {
             Answer::H3(Some(recv)) => Some(recv.datagrams()),
@@ -82,7 +84,7 @@ impl Answer {
         }
     }
 
-    /// The next head. Must not be polled after the final one.
+    /// Returns the next head. Must not be called after the final head.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
         match self {
             Answer::H2 { response, worker, window } => {

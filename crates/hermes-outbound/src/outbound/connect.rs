@@ -23,28 +23,29 @@ use hermes_transport::metrics::EndpointLabels;
 pub struct Destination<'a> {
     pub host: &'a str,
     pub port: u16,
-    /// The label for logs and metrics.
+    /// The label for logs and metrics: the name of the upstream and of the endpoint.
     pub label: &'a Arc<str>,
-    /// The permitted addresses; set if the request named the host.
+    /// The permitted address ranges if a request named the host. `None` if the node document named it: all addresses
+    /// are then permitted.
     pub reach: Option<DialScope>,
-    /// True if someone other than the node's operator named the target.
+    /// True if the addresses are checked by the dial guard, because a client may have chosen the target.
     pub guarded: bool,
     pub tls: Option<&'a ClientTls>,
-    /// The source for a PROXY header, if one is sent.
+    /// The source address in the PROXY header; `None` if no PROXY header is sent.
     pub proxy_source: Option<SocketAddr>,
-    /// Does not wait for the retransmission of a lost SYN, which takes a second (RFC 6298, section 2): without an
-    /// answer, further attempts start in parallel.
+    /// True if further attempts start in parallel while the first SYN is unanswered. The retransmission of a lost SYN
+    /// would take a second (RFC 6298, section 2).
     pub urgent: bool,
 }
 
-/// Number of attempts for an address of an urgent destination within that second.
+/// The number of parallel connection attempts for each address of an urgent destination.
 const CANDIDATES: usize = 3;
 
-/// The addresses of a host that the route permits.
+/// Resolves a host, and returns its addresses if the route permits all of them.
 ///
 /// # Errors
-/// No address, or at least one forbidden address. A single forbidden address rejects the whole answer: an attacker must
-/// not pass the check by mixing addresses.
+/// The host has no address, or at least one address that is not permitted. A single such address rejects the whole DNS
+/// answer, so that an attacker cannot pass the check by mixing addresses.
 pub async fn addresses(worker: &Outbound, host: &str, reach: Option<DialScope>) -> Result<Addresses, Error> {
     let addresses = worker.resolver.resolve(host).await.map_err(|error| Error::Resolve(error.to_string()))?;
     let Some(reach) = reach else { return Ok(addresses) };
@@ -52,7 +53,8 @@ pub async fn addresses(worker: &Outbound, host: &str, reach: Option<DialScope>) 
     permitted(host, addresses, move |address| reach.forbids(address, &|ip| own.contains(&ip)))
 }
 
-/// Permits all of these addresses or none: one forbidden address rejects its whole answer, even if it arrives late.
+/// Returns the addresses if none of them is forbidden. A DNS answer that arrives later is checked in the same way: if
+/// it contains a forbidden address, all of its addresses are dropped.
 fn permitted(
     host: &str,
     addresses: Addresses,
@@ -68,7 +70,7 @@ fn permitted(
 /// Checks the addresses that a guarded route is about to dial.
 ///
 /// # Errors
-/// An address belongs to this node, a controller or a metadata service; then none is used.
+/// An address belongs to this node, a controller or a metadata service. No address is used then.
 pub async fn guard(worker: &Outbound, (host, port): (&str, u16), addresses: Addresses) -> Result<Addresses, Error> {
     let controllers = worker.shared.guard.controllers(&worker.resolver, port).await;
     let (shared, own) = (worker.shared.clone(), worker.shared.own_addresses());
@@ -76,10 +78,10 @@ pub async fn guard(worker: &Outbound, (host, port): (&str, u16), addresses: Addr
     permitted(host, addresses, forbids)
 }
 
-/// Opens a connection.
+/// Opens a connection within the timeout `within`, and counts the attempt.
 ///
 /// # Errors
-/// The endpoint that could not be reached, and the reason.
+/// The host did not resolve, an address is not permitted, or no connection could be opened in time.
 pub async fn connect(worker: &Outbound, to: &Destination<'_>, within: Duration) -> Result<Io, Error> {
     let connected = match tokio::time::timeout(within, connect_slowly(worker, to)).await {
         Ok(result) => result,
@@ -89,7 +91,7 @@ pub async fn connect(worker: &Outbound, to: &Destination<'_>, within: Duration) 
     connected
 }
 
-/// Counts a connection attempt.
+/// Counts a connection attempt in the metrics of its endpoint.
 pub fn count(worker: &Outbound, to: &Destination<'_>, is_connected: bool) {
     let (upstream, endpoint) = to.label.split_once('/').unwrap_or((to.label, ""));
     let metrics = &worker.shared.metrics;

@@ -1,9 +1,9 @@
 //! Performs one request and its response on a leased connection, in any HTTP version.
 //!
-//! In: a head, an attempt to send the body, a connection. Out: a response whose body owns the rest of the exchange and
-//! returns the connection when it ends. A task sends the remaining request body, since a client may still send while it
-//! does not read the response. The response body owns that task: dropping it ends the exchange, and nothing runs
-//! detached.
+//! In: a request head, an attempt to send the body, a connection. Out: a response whose body owns the rest of the
+//! exchange, and finally returns the connection to the pool. On a shared connection, a task sends the rest of the
+//! request body, because a client may still send while it does not read the response. The response body owns that
+//! task: dropping the body ends the exchange.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -32,35 +32,36 @@ use hermes_transport::headers;
 use hermes_transport::runtime::session::{Connection, SessionEntry};
 use hermes_transport::stream::{Receiver, Sender, StreamError};
 
-/// Maximum number of interim responses before a final one, over HTTP/2 or HTTP/3. Over HTTP/1.1, their bytes are
-/// limited.
+/// The maximum number of interim responses before the final one, over HTTP/2 or HTTP/3. Over HTTP/1.1, their total
+/// length is limited instead.
 const MAX_INTERIM_RESPONSES: usize = 100;
 
-/// The context of an exchange, for errors and for the return of its connection.
+/// The data that an exchange needs to report errors and to return its connection to the pool.
 pub struct ExchangeContext {
     pub worker: Rc<Outbound>,
     pub pool: Rc<Pool>,
     pub peer: Arc<str>,
-    /// True if other clients may use the connection afterwards.
+    /// True if the connection may be returned to the pool after the exchange.
     pub shareable: bool,
-    /// The session of the exchange, if a connection may be bound to its client.
+    /// The session of the exchange, to whose client a connection may be bound. `None` if the node itself sends the
+    /// request.
     pub session: Option<Rc<SessionEntry>>,
-    /// Counts the exchange on its endpoint until its body ends.
+    /// The guard that counts the exchange as in flight at its endpoint.
     pub in_flight: Option<InFlight>,
 }
 
 impl ExchangeContext {
-    /// The error for a failure of the peer.
+    /// Returns the error for a failure of the peer.
     pub fn broken(&self, reason: impl ToString, unprocessed: bool) -> Error {
         Error::Broken { peer: self.peer.clone(), reason: reason.to_string(), unprocessed }
     }
 
-    /// The client connection that an upstream connection may be bound to.
+    /// Returns the client connection to which an upstream connection may be bound, and records that one is bound.
     fn client(&self) -> Option<&Rc<Connection>> {
         self.session.as_ref()?.bind_to_client()
     }
 
-    /// The error of a failed stream. If the connection failed too, it is not used again.
+    /// Returns the error of a failed stream. If the whole connection failed, it is closed.
     fn stream_failed(&self, lease: &Lease, error: &StreamError) -> Error {
         if error.is_of_connection {
             lease.connection.close();
@@ -68,7 +69,8 @@ impl ExchangeContext {
         self.broken(error, error.is_unprocessed())
     }
 
-    /// The error if the stream could not open, or if the head exceeds the peer's limit.
+    /// Returns the error of a request whose head could not be sent: the stream did not open, or the head exceeds the
+    /// peer's limit.
     fn not_sent(&self, lease: &Lease, error: &StreamError) -> Error {
         if let Some(oversize) = error.oversize() {
             return Error::TooLarge(oversize);
@@ -86,7 +88,7 @@ pub enum ExchangeBody {
 
 /// The driver of an exchange's HTTP/1.1 connection.
 pub enum ConnectionDriver {
-    /// The reader of the response drives the connection. `None` once it was returned.
+    /// The reader of the response drives the connection. `None` once the connection was returned to the pool.
     Reader(Option<Box<H1Connection>>),
     /// A task drives the connection, since the request was incomplete when the response began.
     Task { connection: Rc<RefCell<Option<Box<H1Connection>>>>, task: AbortHandle },
@@ -100,7 +102,7 @@ impl ConnectionDriver {
         }
     }
 
-    /// Hands the connection over to a task, which drives it from now on.
+    /// Moves the connection to a task, which drives it from now on.
     fn hand_over(&mut self, worker: &Outbound) {
         let ConnectionDriver::Reader(connection) = self else { return };
         let connection = Rc::new(RefCell::new(connection.take()));
@@ -108,7 +110,7 @@ impl ConnectionDriver {
         let task = worker.spawn(std::future::poll_fn(move |cx| {
             let mut moved = moved.borrow_mut();
             let Some(connection) = &mut *moved else { return Poll::Ready(()) };
-            // The response body reports an error of the connection.
+            // An error of the connection is ignored here, because the response body reports it.
             let _ = connection.poll(cx);
             if connection.finished { Poll::Ready(()) } else { Poll::Pending }
         }));
@@ -124,13 +126,13 @@ impl Drop for ConnectionDriver {
     }
 }
 
-/// A task that sends the rest of a request on a shared connection.
+/// A task that sends the rest of a request body on a shared connection. Dropping this value aborts the task.
 pub struct Upload(AbortHandle);
 
 impl Upload {
     fn spawn(worker: &Outbound, mut pipe: BodyWriter<Attempt>) -> Self {
         Self(worker.spawn(async move {
-            // The request body records a failure of the client; the response reports one of the upstream.
+            // The request body records a failure of the client, and the response reports a failure of the upstream.
             let _ = std::future::poll_fn(|cx| pipe.poll(cx)).await;
         }))
     }
@@ -142,8 +144,8 @@ impl Drop for Upload {
     }
 }
 
-/// Performs an HTTP/1.1 exchange. After `101`, or 2xx to CONNECT, the caller takes the connection with
-/// `take_h1_connection`.
+/// Sends a request on an HTTP/1.1 connection, and returns the response when its head has arrived. After `101`, or 2xx
+/// to CONNECT, the caller takes the connection with [`ExchangeBody::take_h1_connection`].
 ///
 /// # Errors
 /// The connection failed, or the response is not valid HTTP.
@@ -184,7 +186,7 @@ pub async fn over_h1(
             // Interim responses such as 102 show that the origin is working.
             entry.touch(&context.worker);
         }
-        // Driving the connection may have completed the response.
+        // The call of `connection.poll` may have completed the response.
         match response.as_mut().poll(cx) {
             Poll::Ready(outcome) => Poll::Ready(Ok(outcome)),
             Poll::Pending if connection.finished => Poll::Ready(Err(driven.err())),
@@ -196,7 +198,7 @@ pub async fn over_h1(
         Ok(Ok(mut response)) => {
             settle_h1_head(&mut response, is_head).map_err(|reason| context.broken(reason, false))?;
             connection.meter().has_head();
-            // Other responses continue an authentication only if their request did, which was checked above.
+            // Any other response continues an authentication only if its request did, which was checked above.
             let is_challenge =
                 matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED);
             if is_challenge && headers::authenticates_connection(response.headers()) {
@@ -216,18 +218,19 @@ pub async fn over_h1(
     }
 }
 
-/// True if the request has a body of unknown length, which hyper would silently drop for GET or HEAD.
+/// True if the request has a body of unknown length and so must be sent chunked. hyper would silently drop such a body
+/// of a GET or HEAD request.
 fn goes_in_chunks(request: &Request<Attempt>) -> bool {
     let body = request.body();
     !body.is_end_stream() && body.size_hint().exact().is_none() && !request.headers().contains_key(CONTENT_LENGTH)
 }
 
-/// Checks transfer coding and length, so that all later recipients interpret the body alike. hyper accepts other
-/// codings below chunked and removes the chunked coding. It ignores the length if there is no body, and HTTP/2 peers
-/// reject an invalid one.
+/// Checks `Transfer-Encoding` and `Content-Length` of a response, so that all later recipients delimit its body in the
+/// same way. hyper accepts further codings before `chunked`, and removes only `chunked`. It ignores `Content-Length` of
+/// a response without a body, but HTTP/2 peers reject an invalid one.
 ///
 /// # Errors
-/// An unsupported coding (RFC 9112, 6.1), or conflicting lengths.
+/// The transfer coding is unsupported (RFC 9112, section 6.1), or the lengths conflict.
 fn settle_h1_head(response: &mut Response<Incoming>, is_head: bool) -> Result<(), &'static str> {
     let has_no_body = is_head || matches!(response.status(), StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let headers = response.headers_mut();
@@ -252,7 +255,7 @@ fn settle_h1_head(response: &mut Response<Incoming>, is_head: bool) -> Result<()
     Ok(())
 }
 
-/// The error with its causes, since hyper's errors hide theirs one level down.
+/// Returns the text of an error with all its causes, because hyper's errors do not print their cause.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -263,7 +266,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Performs an exchange on a stream of a shared connection.
+/// Sends a request on a stream of a shared connection, and returns the response when its head has arrived.
 ///
 /// # Errors
 /// The stream or the connection failed.
@@ -285,7 +288,7 @@ pub async fn over_shared(
             if let Some(pipe) = &mut upload {
                 match pipe.poll(cx) {
                     Poll::Ready(Ok(())) => upload = None,
-                    // The client aborted its request, so no response matters.
+                    // The client aborted its request, so the response is no longer needed.
                     Poll::Ready(Err(BodyWriteError::Source(error))) => return Poll::Ready(Err(error)),
                     // The response explains the failure, except for a request that exceeds the peer's limit.
                     Poll::Ready(Err(BodyWriteError::Sink(error))) => match error.oversize() {
@@ -319,7 +322,7 @@ pub async fn over_shared(
     Ok(response)
 }
 
-/// Wraps a response on a stream as that of an exchange.
+/// Returns a response received on a stream, with a body that owns the rest of the exchange.
 pub fn response_of(
     mut response: Response<Receiver>,
     is_head: bool,
@@ -336,14 +339,15 @@ pub fn response_of(
     })
 }
 
-/// The response, the sending stream, its lease, and its datagrams.
+/// An opened tunnel stream: the response with the receiving half, the sending half, the lease of the connection, and
+/// the HTTP datagrams (`None` if the tunnel has none).
 pub type Opened = (Response<Receiver>, Sender, Lease, Option<Datagrams>);
 
-/// Opens a stream as a tunnel, whose request body stays open. `early`: client data that is sent before the response.
-/// `has_datagrams`: the tunnel carries datagrams.
+/// Opens a stream for a tunnel, and returns it when the final response head has arrived. `early` is client data that is
+/// sent before the response. `has_datagrams` is true if the tunnel carries datagrams.
 ///
 /// # Errors
-/// The stream or the connection failed before a response, or the client left.
+/// The stream or the connection failed before a response, or the client failed.
 pub async fn open(
     lease: Lease,
     request: Request<()>,
@@ -375,29 +379,29 @@ pub async fn open(
         && response.status().is_success()
         && let Receiver::H3(recv) = response.body_mut()
     {
-        // Trailers could pass for a graceful end of a truncated tunnel.
+        // Without this, trailers could be mistaken for the clean end of a truncated tunnel.
         recv.expect_tunnel();
     }
     Ok((response, stream, lease, datagrams))
 }
 
-/// Polls for the response and meanwhile flushes the stream, which nothing else polls.
+/// Polls for the next response head. Also sends the queued bytes of the stream, which nothing else polls.
 fn poll_answer(answer: &mut Answer, stream: &mut Sender, cx: &mut Context<'_>) -> Poll<Result<Head, StreamError>> {
-    // The response reports the same failure.
+    // An error is ignored here, because the response reports the same failure.
     let _ = stream.poll_settled(cx);
     answer.poll(cx)
 }
 
 impl ExchangeBody {
-    /// The context of the exchange.
+    /// Returns the context of the exchange.
     pub fn context(&self) -> &ExchangeContext {
         match self {
             ExchangeBody::H1 { context, .. } | ExchangeBody::Shared { context, .. } => context,
         }
     }
 
-    /// Takes the HTTP/1.1 connection out after the peer accepted a tunnel. The caller drives it from now on, for both
-    /// bodies if the tunnel is carried in bodies.
+    /// Takes the HTTP/1.1 connection after the peer has accepted a tunnel. The caller drives it from now on. In a
+    /// tunnel by POST, this also drives the request body and the response body.
     pub fn take_h1_connection(&mut self) -> Option<Box<H1Connection>> {
         match self {
             ExchangeBody::H1 { carrier, .. } => carrier.take(),
@@ -405,14 +409,15 @@ impl ExchangeBody {
         }
     }
 
-    /// Moves the guard that counts the request at the endpoint to a tunnel that outlives the bodies.
+    /// Takes the guard that counts the request as in flight at its endpoint, for a tunnel that outlives this body.
     pub fn take_in_flight(&mut self) -> Option<InFlight> {
         match self {
             ExchangeBody::H1 { context, .. } | ExchangeBody::Shared { context, .. } => context.in_flight.take(),
         }
     }
 
-    /// Returns the connection if the response has no body. Otherwise a task may take over the rest of the request.
+    /// Returns the connection to the pool if the response has no body. If the request body over HTTP/1.1 is incomplete,
+    /// a task drives the connection from now on. Returns the body for the client.
     pub fn settle(mut self) -> Body {
         let ended = self.is_end_stream();
         match &mut self {
@@ -430,7 +435,7 @@ impl ExchangeBody {
     }
 }
 
-/// Returns an HTTP/1.1 connection once hyper has noticed that both messages are complete.
+/// Returns an HTTP/1.1 connection to the pool. The poll before it makes hyper notice that both messages are complete.
 fn release(carrier: &mut ConnectionDriver, context: &ExchangeContext) {
     if let Some(mut connection) = carrier.take() {
         let mut cx = Context::from_waker(std::task::Waker::noop());
@@ -441,7 +446,7 @@ fn release(carrier: &mut ConnectionDriver, context: &ExchangeContext) {
 }
 
 impl BoxedBody for ExchangeBody {
-    /// Binds the body to this session.
+    /// Charges the unread bytes of the body to a session. The session may end if `limits.receive-buffer` is exceeded.
     fn bind(&self, session: &Rc<SessionEntry>) {
         if let ExchangeBody::Shared { body, .. } = self {
             body.bind(session);
@@ -461,7 +466,7 @@ impl BoxedBody for ExchangeBody {
             }
             ExchangeBody::Shared { body, context, .. } => {
                 Pin::new(body).poll_frame(cx).map_err(|error| match error {
-                    // `StreamBody` serves both sides. Here its peer is the upstream.
+                    // `StreamBody` reports every failure as one of the client. Here its peer is the upstream.
                     Error::ClientGone(reason) => context.broken(reason, false),
                     other => other,
                 })
@@ -484,8 +489,8 @@ impl BoxedBody for ExchangeBody {
     }
 }
 
-/// Polls hyper's body and its connection together: the body requests data, the connection reads it, and the body
-/// receives it.
+/// Polls hyper's response body together with its connection: the body requests data, the connection reads it, and the
+/// body returns it.
 fn poll_h1(
     incoming: &mut Incoming,
     carrier: &mut ConnectionDriver,
@@ -495,7 +500,7 @@ fn poll_h1(
         return Poll::Ready(frame);
     }
     if let ConnectionDriver::Reader(Some(connection)) = carrier {
-        // The body reports an error of the connection too.
+        // An error of the connection is ignored here, because the body reports it too.
         let _ = connection.poll(cx);
     }
     Pin::new(incoming).poll_frame(cx)

@@ -1,7 +1,8 @@
-//! Active health checks: one prober for each endpoint, shared by the whole node.
+//! Active health checks: one prober for each endpoint, for all workers of the node.
 //!
-//! In: an upstream's `health`. Out: `Endpoint::healthy`. The probers run on the node's main thread, away from traffic.
-//! An endpoint counts as healthy until checks fail, so that a start need not wait.
+//! In: an upstream's `health`. Out: `Endpoint::healthy`. The probers run on the node's main thread, so that they do not
+//! delay traffic. An endpoint counts as healthy until checks fail, so that a new node need not wait for the first
+//! checks.
 
 mod connection;
 mod h3;
@@ -51,19 +52,19 @@ pub async fn probe_forever(
         let result = tokio::time::timeout(health.timeout, asked).await;
         let outcome = result.unwrap_or_else(|_| Err(format!("no answer within {:?}", health.timeout)));
         if outcome.is_err() {
-            // The answer on this connection may never arrive, while a new connection could work.
+            // The answer on this connection may never arrive, so the next check opens a new one.
             means.held = None;
         }
         if streak.changes(&health, endpoint, &outcome) {
             publish(&shared.metrics, &state, endpoint);
         }
-        // Jitter spreads the probes of many nodes.
+        // The random factor spreads the probes of many nodes over time.
         let part = rand::rng().random_range(0.9..1.1);
         means.pause(health.interval.mul_f64(part).max(Duration::from_millis(10))).await;
     }
 }
 
-/// Removes the metrics of a removed upstream.
+/// Removes the health metrics of an upstream that was removed.
 pub fn forget(metrics: &Metrics, state: &UpstreamState) {
     for endpoint in &state.endpoints {
         let labels = EndpointLabels { upstream: state.config.name.clone(), endpoint: endpoint.name.clone() };
@@ -76,19 +77,20 @@ fn publish(metrics: &Metrics, state: &UpstreamState, endpoint: &Endpoint) {
     metrics.upstream_healthy.get_or_create(&labels).set(i64::from(endpoint.healthy.load(Ordering::Relaxed)));
 }
 
+/// The number of successful or failed checks since the last check with the opposite outcome.
 struct Streak {
     good: u32,
     bad: u32,
 }
 
 impl Streak {
-    /// Records an outcome. True if the endpoint's health changed.
+    /// Records the outcome of a check. Returns true if the endpoint has become healthy or unhealthy.
     fn changes(&mut self, health: &Health, endpoint: &Endpoint, outcome: &Result<(), String>) -> bool {
         let was = endpoint.healthy.load(Ordering::Relaxed);
         match outcome {
             Ok(()) => {
                 if self.bad > 0 {
-                    // The failures of sessions during the outage no longer count.
+                    // The endpoint has recovered, so failures of sessions during the outage no longer count against it.
                     endpoint.passive.recovered();
                 }
                 (self.good, self.bad) = (self.good.saturating_add(1), 0);
@@ -142,12 +144,12 @@ impl ProbeResources {
             Some(client) if state.config.protocol == UpstreamProtocol::H3 => {
                 let by_quic =
                     async { h3::connect(&mut self.sockets, client, &addresses, port).await.map(Connected::Quic) };
-                // QUIC gets at most half of the timeout, so that TCP can still answer.
+                // TCP starts after at most half of the timeout, so that a check over TCP can still succeed.
                 either(pin!(by_quic), pin!(by_tcp), HEAD_START.min(health.timeout / 2)).await?
             }
             _ => by_tcp.await?,
         };
-        // The request uses the transport that sessions would use; the other one is irrelevant to them.
+        // The check uses the same transport that sessions would use.
         let status = match (connected, path) {
             (Connected::Quic(connected), path) => connected.probe(host, path).await?,
             (Connected::Tcp { io, is_h2: true }, Some(path)) => Some(ask_h2(*io, host, path).await?),
@@ -161,7 +163,7 @@ impl ProbeResources {
         path.zip(status).map_or(Ok(()), |(path, status)| check_status(path, status))
     }
 
-    /// Waits for the next probe. The end of a kept connection triggers it early.
+    /// Waits for the time of the next probe. If a probe connection ends, the next probe starts early.
     async fn pause(&mut self, pause: Duration) {
         let until = Instant::now() + pause;
         if let Some(held) = &mut self.held
@@ -177,20 +179,20 @@ impl ProbeResources {
     }
 }
 
-/// True if checks without a path keep an HTTP/2 connection. TLS proves the endpoint's identity once, and later checks
-/// save the handshake. With HTTP/3, the checks probe QUIC instead.
+/// True if checks without a path keep an HTTP/2 connection open and send PING on it. TLS then authenticates the
+/// endpoint once, and later checks need no handshake. With HTTP/3, each check opens a QUIC connection instead.
 fn is_held(state: &UpstreamState) -> bool {
     state.tls.is_some() && matches!(state.config.protocol, UpstreamProtocol::H2 | UpstreamProtocol::Auto)
 }
 
-/// A connection for a probe.
+/// A connection that was opened for a probe.
 enum Connected {
     Quic(h3::Connected),
     Tcp { io: Box<Io>, is_h2: bool },
 }
 
-/// Falls back to TCP if QUIC does not get through, as sessions do. As for sessions, only the connection decides: a slow
-/// or failing request on it counts as a failure.
+/// Connects over QUIC, and over TCP if QUIC fails or does not connect within `head_start`, as sessions do. Only the
+/// connection attempts decide this: a request that fails later on the connection is a failed check.
 async fn either<T>(
     mut by_quic: impl Future<Output = Result<T, String>> + Unpin,
     by_tcp: impl Future<Output = Result<T, String>> + Unpin,
@@ -211,10 +213,10 @@ async fn connect_by_tcp(
 ) -> Result<Connected, String> {
     let mut tcp = dial::connect(addresses, port).await.map_err(|error| error.to_string())?;
     if state.config.proxy_protocol {
-        // The probe belongs to no session: LOCAL tells the endpoint to use the connection's own addresses.
+        // A probe belongs to no session, so the PROXY header has the command LOCAL, which names no other addresses.
         tcp.write_all(&proxy_protocol::LOCAL).await.map_err(|error| error.to_string())?;
     }
-    // Without a request, TLS is tried only instead of HTTP/3, whose handshake is the check.
+    // A check without a path completes the TLS handshake only if the connection is kept, or if TCP replaces HTTP/3.
     let shakes_hands = asks || is_held(state) || state.config.protocol == UpstreamProtocol::H3;
     let io = match &state.tls {
         Some(client) if shakes_hands => {
@@ -234,7 +236,7 @@ fn check_status(path: &str, status: StatusCode) -> Result<(), String> {
     if status.is_success() { Ok(()) } else { Err(format!("GET {path} answers {status}")) }
 }
 
-/// Probes a node through a worker that has a reverse connection of it.
+/// Probes a node through a worker that has a reverse connection from that node.
 async fn probe_node(channels: &Channels, reverse_peer: &Arc<ReversePeer>, health: &Health) -> Result<(), String> {
     if !reverse_peer.is_here() {
         return Err(format!("no reverse connection from node {}", reverse_peer.node));
@@ -249,7 +251,7 @@ async fn ask_h1(io: Io, host: &str, path: &str) -> Result<StatusCode, String> {
     let request =
         http::Request::get(path).header(HOST, host).body(Empty::<Bytes>::new()).map_err(|error| error.to_string())?;
     let mut response = pin!(sender.send_request(request));
-    // The connection may end right after its response, which is still available then.
+    // The connection may end directly after it has received the response, which is then still available.
     let answered = tokio::select! {
         response = &mut response => Some(response),
         _ = connection => None,

@@ -1,10 +1,11 @@
 //! The connections of one worker to one endpoint.
 //!
-//! In: a connection spec (`ConnectSpec`). Out: an exclusive HTTP/1.1 connection, or a stream on a shared HTTP/2 or HTTP/3
-//! connection. The holder drives an HTTP/1.1 connection; nothing drives an idle one, so changes by the peer show when
-//! the next holder takes it. A task of the worker drives each shared connection. Limited: connections of a pool,
-//! waiting requests, and idle time. Never: shared between workers. The pool key names the upstream's state, so that
-//! changed upstreams and renewed identities begin with fresh connections.
+//! In: a connection spec (`ConnectSpec`). Out: an exclusive HTTP/1.1 connection, or a stream on a shared HTTP/2 or
+//! HTTP/3 connection. The lessee drives an HTTP/1.1 connection. Nothing drives an idle one, so a close by the peer is
+//! detected when the connection is leased again. A task of the worker drives each shared connection. The number of
+//! connections of a pool, the number of waiting requests, and the idle time are limited. A pool belongs to one worker.
+//! The pool key contains the ID of the upstream's state, so that changed upstreams and renewed identities use new
+//! connections.
 
 mod fallback;
 mod h1;
@@ -49,22 +50,22 @@ use hermes_transport::stream::StreamLease;
 /// The identity of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PoolKey {
-    /// `UpstreamState::id`, or the ID of a terminating route.
+    /// `UpstreamState::id`, or the pool ID of a terminating route.
     pub owner: u64,
-    /// The endpoint, as in labels.
+    /// The label of the endpoint, or the name of the node for reverse connections.
     pub endpoint: Arc<str>,
 }
 
-/// The owner of pools of reverse connections; no upstream has this ID.
+/// The owner in the keys of pools of reverse connections. No upstream or route has this ID.
 const REVERSE_POOL_OWNER: u64 = u64::MAX;
 
 impl PoolKey {
-    /// The pool of a node's reverse connections, whichever upstreams name it.
+    /// Returns the key for the pool of a node's reverse connections. All upstreams that name the node share this pool.
     pub fn of_node(node: &Arc<str>) -> Self {
         Self { owner: REVERSE_POOL_OWNER, endpoint: node.clone() }
     }
 
-    /// The node of a pool of reverse connections.
+    /// Returns the name of the node if the pool is one of reverse connections, otherwise `None`.
     pub fn node(&self) -> Option<&Arc<str>> {
         (self.owner == REVERSE_POOL_OWNER).then_some(&self.endpoint)
     }
@@ -73,7 +74,7 @@ impl PoolKey {
 /// The reason why a lease failed.
 pub struct Failed {
     pub error: Error,
-    /// Another request's dial failed; that request reports it.
+    /// True if the failed dial was begun by another request, which reports the failure.
     pub was_others: bool,
 }
 
@@ -96,7 +97,7 @@ pub enum Leased {
 }
 
 impl Leased {
-    /// The maximum size of an IP packet that the connection carries unfragmented.
+    /// Returns the maximum length in bytes of an IP packet that the connection can send in one datagram.
     pub fn packet_capacity(&self) -> usize {
         match self {
             Leased::Shared(lease) => lease.connection.packet_capacity(),
@@ -105,7 +106,7 @@ impl Leased {
     }
 }
 
-/// The resources of a tunnel with a dedicated connection, held for its lifetime.
+/// The guards of a tunnel with a dedicated connection: they count the tunnel and its connection until the tunnel ends.
 pub struct TunnelPermit {
     _in_flight: Option<InFlight>,
     _permit: Permit,
@@ -119,7 +120,7 @@ impl TunnelPermit {
 
 impl StreamLease for TunnelPermit {}
 
-/// The resources of a tunnel on a shared connection, held for its lifetime.
+/// The guards of a tunnel on a shared connection: they count the tunnel and its stream until the tunnel ends.
 pub struct TunnelLease {
     lease: Lease,
     _in_flight: Option<InFlight>,
@@ -137,53 +138,56 @@ impl StreamLease for TunnelLease {
     }
 }
 
-/// The failure of the last shared dial.
+/// The failure of the last dial that several requests shared.
 struct DialFailure {
-    /// The number of the dial.
+    /// The number of the dial in this pool.
     number: u64,
     error: Error,
-    /// The request that dialled is gone: the first waiter must report the failure.
+    /// True if the request that began the dial no longer exists, so that the first waiter must report the failure.
     is_untold: Cell<bool>,
 }
 
 /// The connections to one endpoint.
 #[derive(Default)]
 pub struct Pool {
-    #[allow(clippy::vec_box)] // Leased and given back as a box: 700 bytes are moved once.
+    #[allow(clippy::vec_box)] // A lease moves the box instead of the 700 bytes in it.
     idle: RefCell<Vec<Box<H1Connection>>>,
     shared: RefCell<Vec<Rc<SharedConnection>>>,
     open: Rc<Open>,
-    /// Sessions that wait for a connection, by client.
+    /// The table of sessions that wait for a connection.
     pending: Arc<Shares>,
-    /// A shared dial is in progress, and other requests wait for its outcome.
+    /// True while a dial is in progress for whose outcome all requests wait.
     dialing_for_all: Cell<bool>,
-    /// ALPN selected HTTP/1.1 last time, so each request dials for itself.
+    /// True if ALPN selected HTTP/1.1 at the last dial, so that each request dials for itself.
     settles_on_h1: Cell<bool>,
     dial_failure: RefCell<Option<DialFailure>>,
+    /// The number of completed shared dials.
     dials: Cell<u64>,
-    /// The pool is no longer swept: a new connection serves only its current waiters.
+    /// True if the pool was removed from the worker's map. A new connection then serves only the requests that wait for
+    /// it.
     retired: Cell<bool>,
     avoids_quic: QuicAvoidance,
 }
 
-/// The connection spec of a request.
+/// The requirements of a request on its connection.
 pub struct ConnectSpec<'a> {
     pub destination: Destination<'a>,
     pub protocol: UpstreamProtocol,
+    /// The timeout for opening a connection.
     pub connect_within: Duration,
-    /// Requires a new connection, for a second try after a stale one.
+    /// True if the connection must be new, for a second attempt after a reused connection has failed.
     pub fresh: bool,
-    /// The node, if the endpoint is reached over reverse connections.
+    /// The node that is reached over reverse connections. `None` if the endpoint is dialled.
     pub node: Option<&'a Arc<ReversePeer>>,
-    /// The client's connection, which upstream connections may be bound to.
+    /// The client's connection, to which upstream connections may be bound; `None` if none may be.
     pub client: Option<&'a Rc<Connection>>,
-    /// The session that waits for a connection. `None`: the node itself requests one.
+    /// The session that waits for a connection. `None` if the node itself requests the connection.
     pub session: Option<&'a Rc<SessionEntry>>,
 }
 
 impl ConnectSpec<'_> {
-    /// An owned copy, for a dial that may outlive its request. Its connection may serve any request, so it has no PROXY
-    /// header and may be used before it is leased.
+    /// Returns an owned copy, for a dial that may outlive its request. Its connection may serve any request, so the
+    /// copy has no PROXY header, client or session.
     fn to_owned_spec(&self) -> OwnedConnectSpec {
         let to = &self.destination;
         OwnedConnectSpec {
@@ -232,7 +236,7 @@ impl Pool {
         self.open.wake_one();
     }
 
-    /// Leases a connection for one request.
+    /// Leases an idle or new connection, or a stream on a shared one, for one request.
     ///
     /// # Errors
     /// No connection could be opened, or too many requests wait already.
@@ -245,7 +249,7 @@ impl Pool {
         }
     }
 
-    /// A permit for a dedicated connection that the caller opens.
+    /// Waits until the pool may have one more connection, and returns a permit for it. The caller opens the connection.
     ///
     /// # Errors
     /// Too many requests wait already.
@@ -260,8 +264,8 @@ impl Pool {
         }
     }
 
-    /// Waits for a connection, or for permission to dial. If too many sessions wait, the client with the most of them
-    /// loses one.
+    /// Waits until a connection is free or may be dialled. If too many sessions wait, one session of the client with
+    /// the most waiting sessions is ended. `had_turn` is true if the caller has already waited without success.
     async fn wait(
         &self,
         worker: &Rc<Outbound>,
@@ -269,7 +273,7 @@ impl Pool {
         had_turn: bool,
     ) -> Result<(), Error> {
         if had_turn && !self.idle.borrow().is_empty() {
-            // The idle connection may suit another waiter.
+            // This request cannot use the idle connection, but another waiter may be able to.
             self.open.waiting.pass_on();
         }
         let limit = worker.snapshot().limits.upstream_pending;
@@ -280,11 +284,11 @@ impl Pool {
             share.is_held_by(session);
             Some(share)
         });
-        // A session whose turn was in vain keeps its position, whatever its share is now.
+        // A session that has already had a turn may wait again, even if the table now refuses it an entry.
         if session.is_some() && share.is_none() && !had_turn {
             return Err(too_many());
         }
-        // A displaced session leaves the queue a moment later, so the queue needs extra room.
+        // A displaced session leaves the queue a moment later, so the queue may contain more sessions than the table.
         let Some(mut waiter) = self.open.waiting.join(2 * limit, had_turn) else {
             worker.shared.metrics.limit("upstream-pending");
             return Err(too_many());
@@ -293,33 +297,34 @@ impl Pool {
         Ok(())
     }
 
-    /// True if the pool is at its limit, and no idle bound connection could be closed by this call.
+    /// True if the pool has reached its limit of connections. Before that, closes one idle connection that is bound to
+    /// a client, if there is one, and returns false.
     fn is_full(&self, worker: &Outbound) -> bool {
         let most = worker.snapshot().limits.upstream_connections;
         self.open.count.get() >= most && !self.close_bound(worker)
     }
 
-    /// True if the waiters with a turn claim all free capacity, so that a newcomer must queue.
+    /// True if a newcomer must queue, because the waiters that have a turn need all free connections and streams.
     fn comes_after(&self, worker: &Outbound, had_turn: bool) -> bool {
         let most = worker.snapshot().limits.upstream_connections;
         let free = || {
             let free = self.idle.borrow().len() + most.saturating_sub(self.open.count.get());
-            // An HTTP/2 peer may set no stream limit, hence the saturating sum.
+            // The sum saturates, because an HTTP/2 peer may set no limit of streams.
             self.shared.borrow().iter().fold(free, |free, connection| free.saturating_add(connection.room()))
         };
         !had_turn && self.open.waiting.has_all(free)
     }
 
-    /// True if this request must not dial: a shared dial is in progress, or the limit is reached.
+    /// True if this request must not dial, because a shared dial is in progress or the limit of connections is reached.
     ///
     /// # Errors
-    /// A shared dial failed while this request waited for it; the failure applies to it too.
+    /// A shared dial failed while this request waited for its outcome.
     fn is_for_others(&self, worker: &Outbound, dials_seen: u64, had_turn: bool) -> Result<bool, Failed> {
         if let Some(failure) = &*self.dial_failure.borrow()
             && failure.number > dials_seen
         {
             if had_turn {
-                // A request that came after that dial may have queued behind this one.
+                // A request that arrived after that dial may be next in the queue, and may dial again.
                 self.open.wake_one();
             }
             return Err(Failed { error: failure.error.clone(), was_others: !failure.is_untold.take() });
@@ -327,7 +332,7 @@ impl Pool {
         Ok(self.dialing_for_all.get() || self.is_full(worker))
     }
 
-    /// A stream on an existing connection, or `None` if the caller should dial.
+    /// Waits for and returns a stream on an existing connection. Returns `None` if the caller should dial.
     async fn lease_or_dial(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -359,7 +364,7 @@ impl Pool {
         }
     }
 
-    /// A stream on a shared connection. One request dials for all that wait.
+    /// Leases a stream on a shared connection. If the pool has no such connection, one request dials for all that wait.
     async fn lease_shared(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Failed> {
         if let Some(lease) = self.lease_or_dial(worker, spec.session, self.dials.get()).await? {
             if spec.protocol == UpstreamProtocol::H3 && !lease.connection.is_h3() {
@@ -370,11 +375,10 @@ impl Pool {
         Ok(self.dial_for_all(worker, spec).await?)
     }
 
-    /// Dials in a task of the worker. The request that began it waits like the others and may give up sooner; the dial
-    /// continues for the rest. The dial also continues without waiters, up to the timeout of this spec, since the next
-    /// request would otherwise start from zero. Flows that wait for less time than the endpoint takes would never get a
-    /// connection. The number of such dials stays small: each pool has one at a time, and only the document creates
-    /// endpoints with shared connections.
+    /// Dials in a task of the worker, and waits for the outcome. If this request gives up, the dial continues for the
+    /// others. It continues even without waiters, up to the timeout of this spec. Otherwise each request that waits for
+    /// less time than the dial takes would start a new dial, and none would receive a connection. The number of such
+    /// dials is small: each pool has at most one, and only the document defines endpoints with shared connections.
     async fn dial_for_all(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Error> {
         let (permit, dialing) = (Permit::take(&self.open), Dialing::begin(self));
         let (tell, outcome) = oneshot::channel();
@@ -389,7 +393,8 @@ impl Pool {
                 _ => pool.dial_h2(&here, &spec, permit).await.map(|made| pool.first(&made, &here)),
             };
             let failure = result.as_ref().err().cloned();
-            // The result takes its stream before others are woken, and releases it if the receiver left.
+            // The result contains a lease of a stream, so that other waiters cannot take that stream first. If the
+            // receiver no longer exists, the lease is dropped.
             let left = tell.send(result).err();
             dialing.end(failure, left.is_some());
             if let Some(Ok(Leased::H1(mut connection))) = left
@@ -398,17 +403,17 @@ impl Pool {
                 pool.give_back(&here, connection, true);
             }
         });
-        // Tasks end only with their worker.
+        // The sender is dropped without a result only if the worker ends.
         outcome.await.unwrap_or(Err(Error::Draining))
     }
 
-    /// The first stream on a new connection.
+    /// Leases the first stream on a new connection.
     fn first(self: &Rc<Self>, made: &Rc<SharedConnection>, worker: &Rc<Outbound>) -> Leased {
         Leased::Shared(Lease::take(made, self, worker, false))
     }
 
-    /// Leases a connection whose version ALPN selects. The first dial is shared, since it may become a shared
-    /// connection.
+    /// Leases a connection whose HTTP version is selected by ALPN. The first dial is made for all waiting requests,
+    /// because ALPN may select HTTP/2.
     async fn lease_either(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Failed> {
         let (dials_seen, mut had_turn) = (self.dials.get(), false);
         loop {
@@ -453,10 +458,10 @@ impl Pool {
         Ok(Leased::H1(Box::new(handshake_h1(worker, spec, io, permit).await?)))
     }
 
-    /// Starts HTTP/2 on a connection that was opened elsewhere. Returns a stream on it.
+    /// Starts HTTP/2 on a connection that the caller has opened, adds it to the pool, and leases a stream on it.
     ///
     /// # Errors
-    /// Errors of a dial.
+    /// The HTTP/2 handshake failed, or the peer sent no SETTINGS before `deadline`.
     pub async fn adopt(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -468,7 +473,7 @@ impl Pool {
         Ok(Lease::take(&connection, self, worker, false))
     }
 
-    /// Drops closed connections and those that were idle for too long. True if the pool can be removed.
+    /// Drops closed connections and those that were idle for too long. Returns true if the pool can be removed.
     pub fn sweep(&self, worker: &Outbound, idle_limit: Duration) -> bool {
         let now = worker.now();
         let expired = |since: u64| Duration::from_millis(now.saturating_sub(since)) >= idle_limit;
@@ -480,19 +485,19 @@ impl Pool {
                 connection.retire();
             }
         }
-        // The pool is kept while a request dials, because the request would return to a removed pool. It is also kept
-        // as long as its record of QUIC failures is useful.
+        // A pool is not removed while a request dials, because the new connection would return to a removed pool. Nor
+        // is it removed while its record of QUIC failures is relevant.
         self.open.count.get() == 0 && !self.open.waiting.has_any() && !self.avoids_quic.counts(worker.now())
     }
 
-    /// Collects the turns of the idle connections.
+    /// Appends the sequence numbers of this pool's idle connections.
     pub fn idle_turns(&self, turns: &mut Vec<u64>) {
         let of = |place: Option<&IdlePlace>| place.map(|place| place.turn);
         turns.extend(self.idle.borrow().iter().filter_map(|connection| of(connection.idle.as_ref())));
         turns.extend(self.shared.borrow().iter().filter_map(|connection| of(connection.idle.borrow().as_ref())));
     }
 
-    /// Closes the idle connections up to this turn; returns their number.
+    /// Closes the idle connections with a sequence number of at most `last`, and returns how many were closed.
     pub fn close_idle(&self, last: u64) -> usize {
         let goes = |place: Option<&IdlePlace>| place.is_some_and(|place| place.turn <= last);
         let going: Vec<_> =
@@ -508,7 +513,8 @@ impl Pool {
         closed
     }
 
-    /// The upstream was removed from the document: closes idle connections and lets others finish.
+    /// Closes idle connections, and lets others finish their requests. Called when the upstream, route or node was
+    /// removed.
     pub fn retire(&self) {
         self.retired.set(true);
         self.idle.borrow_mut().clear();
@@ -518,7 +524,7 @@ impl Pool {
     }
 }
 
-/// Marks a shared dial. When it ends or is dropped, the waiting requests continue.
+/// The guard of a shared dial. When it is dropped, the waiting requests are woken.
 struct Dialing(Rc<Pool>);
 
 impl Dialing {

@@ -1,6 +1,6 @@
-//! A tunnel in the bodies of a POST and of its response.
+//! A tunnel whose bytes are the bodies of a POST request and of its response.
 //!
-//! In: the body that is received, and the sender of the other. Out: a byte stream. Never: the meaning of the bytes.
+//! In: the received body, and the sender of the other body. Out: a byte stream. Never: the meaning of the bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -15,12 +15,12 @@ use hermes_transport::body::{Body, ChannelSender};
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::{BoxedStream, ByteStream};
 
-/// The bodies of a request and its response, as one stream.
+/// The bodies of a request and its response, as one byte stream.
 pub struct PostTunnel {
     recv: Body,
-    /// `None` once this direction has ended.
+    /// The sender of the other body; `None` once that body has ended.
     send: Option<ChannelSender>,
-    /// The connection of both, if no other task drives it.
+    /// The HTTP/1.1 connection of both bodies, which this tunnel drives. `None` if another task drives it.
     connection: Option<Box<H1Connection>>,
 }
 
@@ -38,7 +38,7 @@ impl BoxedStream for PostTunnel {
     fn poll_carrier(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(connection) = &mut self.connection else { return Poll::Ready(Ok(())) };
         connection.poll(cx).map_err(io::Error::other)?;
-        // Both messages are complete, so the connection has ended or accepts another request.
+        // If both messages are complete, the connection has ended or accepts another request.
         if connection.finished || connection.is_reusable() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
@@ -46,7 +46,7 @@ impl BoxedStream for PostTunnel {
         loop {
             match ready!(Pin::new(&mut self.recv).poll_frame(cx)) {
                 Some(Ok(frame)) => {
-                    // Trailers of a tunnel have no meaning.
+                    // Trailers are ignored, because they have no meaning in a tunnel.
                     if let Ok(chunk) = frame.into_data() {
                         return Poll::Ready(Ok(Some(chunk)));
                     }

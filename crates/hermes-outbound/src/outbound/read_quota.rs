@@ -1,10 +1,10 @@
 //! A read quota for upstream HTTP/1.1 connections.
 //!
-//! In: a socket. Out: the same bytes, under two limits. At most `READ_BYTES_PER_TURN` bytes are read before the worker's other tasks
-//! run: hyper reads as long as input is available, and an origin can send one-byte chunks. The bytes before a final
-//! response are limited too, since hyper skips any number of interim responses. A failed write is not reported: a
-//! response that the origin sent before it closed may still be unread, and the read side reports the end of the
-//! connection. Never: the meaning of the bytes.
+//! In: a socket. Out: the same bytes, under two limits. At most `READ_BYTES_PER_TURN` bytes are read before the
+//! worker's other tasks run, because hyper reads as long as input is available, and an origin can send one-byte chunks.
+//! The number of bytes before a final response is limited too, because hyper skips any number of interim responses. A
+//! failed write is not reported, because a response that the origin sent before it closed may still be unread. A later
+//! read reports the end of the connection. Never: the meaning of the bytes.
 
 use std::cell::Cell;
 use std::io;
@@ -17,18 +17,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use hermes_transport::body::TrailerSlot;
 
-/// Bytes that are read in one turn of the task.
+/// The number of bytes that are read before other tasks of the worker run.
 const READ_BYTES_PER_TURN: usize = 64 << 10;
-/// Limit of bytes before a final response, as a multiple of the maximum head size, to allow interim responses.
+/// The maximum number of bytes up to the end of a final response head, as a multiple of the maximum head size. It
+/// exceeds 1 to permit interim responses.
 const HEAD_LIMIT_FACTOR: usize = 16;
 
-/// The read quota, shared by the connection and its socket.
+/// The read quota of a connection, which the connection and its socket share.
 #[derive(Clone)]
 pub struct ReadMeter(Rc<Allowance>);
 
 struct Allowance {
+    /// The number of bytes that may still be read before other tasks run.
     turn: Cell<usize>,
-    /// The remaining bytes before a final response. `None` if no response is pending.
+    /// The number of bytes that may still be read before the final response head is complete. `None` if no response is
+    /// pending.
     heads: Cell<Option<usize>>,
 }
 
@@ -37,17 +40,18 @@ impl ReadMeter {
         Self(Rc::new(Allowance { turn: Cell::new(READ_BYTES_PER_TURN), heads: Cell::new(None) }))
     }
 
-    /// Begins to wait for a response whose head has at most `header_bytes`.
+    /// Begins to limit the bytes before a final response. `header_bytes` is the maximum size of a head.
     pub fn expect_head(&self, header_bytes: usize) {
         self.0.heads.set(Some(HEAD_LIMIT_FACTOR * header_bytes));
     }
 
-    /// The bytes that may still be read before the final response; interim responses use them up.
+    /// Returns the number of bytes that may still be read before the final response head is complete. Interim responses
+    /// reduce it. Returns `None` if no response is pending.
     pub fn left(&self) -> Option<usize> {
         self.0.heads.get()
     }
 
-    /// The final response has arrived.
+    /// Ends the limit of [`Self::expect_head`], because the final response head has arrived.
     pub fn has_head(&self) {
         self.0.heads.set(None);
     }
@@ -67,18 +71,19 @@ pub struct QuotaSocket {
     io: Io,
     meter: ReadMeter,
     trailers: TrailerSlot,
-    /// True if the origin accepts no more bytes.
+    /// True once a write has failed. Further writes stay pending.
     write_failed: bool,
 }
 
 impl QuotaSocket {
-    /// Creates the socket and its meter.
+    /// Wraps a socket, and returns it with its meter. `trailers` is the slot for the trailers of chunked requests.
     pub fn new(io: Io, trailers: TrailerSlot) -> (Self, ReadMeter) {
         let meter = ReadMeter::new();
         (Self { io, meter: meter.clone(), trailers, write_failed: false }, meter)
     }
 
-    /// Records the outcome of a write. After a failure the connection is only read, up to its end.
+    /// Returns the outcome of a write. A failed write is recorded and stays pending: from then on, the connection is
+    /// only read, until it ends.
     fn written<T>(&mut self, cx: &Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
         tracing::debug!(%error, "the origin stopped reading the request; reading its response");
@@ -87,7 +92,7 @@ impl QuotaSocket {
         Poll::Pending
     }
 
-    /// The socket itself.
+    /// Unwraps the socket.
     pub fn into_inner(self) -> Io {
         self.io
     }

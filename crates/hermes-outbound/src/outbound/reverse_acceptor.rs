@@ -1,8 +1,8 @@
 //! The accepting side of reverse connections.
 //!
-//! In: a connection over which a node has shown its certificate and offered to serve. Out: a connection in the pool
-//! under the node's name, on the worker that needs one most, until it closes. Only nodes that an upstream names are
-//! accepted.
+//! In: a connection on which a node has authenticated by certificate and offered to serve requests. Out: an entry in
+//! the node's connection pool until the connection closes, on the worker that needs a connection of the node most. Only
+//! nodes that an upstream names are accepted.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -19,10 +19,11 @@ use crate::reverse::{Call, ReversePeer, ReverseTransport, given_up};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard};
 
-/// The timeout from TLS to HTTP.
+/// The timeout for starting HTTP on an accepted connection.
 const HTTP_START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Accepts a connection that a node offers to serve on.
+/// Accepts a reverse connection, and passes it to the worker that needs it most. A connection of any other client is
+/// closed.
 pub fn take(
     worker: &Rc<Outbound>,
     listener: &Arc<Listener>,
@@ -47,12 +48,13 @@ pub fn take(
     if to == worker.number {
         adopt(worker, arrived);
     } else if !worker.channels.pass_on(to, arrived) {
-        // The connection closes; the node dials again.
+        // The connection is dropped here, and so closed. The node dials again.
         worker.shared.metrics.limit("reverse-connections");
     }
 }
 
-/// The node, if an upstream of the running document names it.
+/// Returns the state of a node that an upstream of the running generation names. The error is the reason for a
+/// rejection.
 fn named(worker: &Outbound, node: Option<&Arc<str>>) -> Result<Arc<ReversePeer>, String> {
     let Some(node) = node else {
         return Err("reverse connection rejected: the client is not a node; its certificate has no URI .../node/NAME"
@@ -74,7 +76,7 @@ pub fn adopt(worker: &Rc<Outbound>, arrived: AcceptedUplink) {
         let reverse_peer = arrived.slot.reverse_peer.clone();
         let connection = guard.connection.clone();
         let _ = connection.trust.set(arrived.trust.clone());
-        // The connection carries no client's request, so the idle timeout must not end it.
+        // Counting a session prevents the idle timeout, which applies only to connections of clients.
         connection.enter(&here);
         tokio::select! {
             biased;
@@ -96,11 +98,11 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
     let (kept, drive, keepalive) = match carrier {
         ReverseTransport::Tcp(mut io) => {
             let fault = |error| Error::Connect { peer: reverse_peer.node.clone(), source: Arc::new(error) };
-            // The socket may have been accepted on another thread.
+            // The socket may be registered with the reactor of another worker, which accepted it.
             io.rehome().map_err(fault)?;
             pool.keep_h2(worker, reverse_peer, &listener, io, HTTP_START_TIMEOUT).await?
         }
-        // The QUIC endpoint stays with its socket, on the worker that accepted it.
+        // A QUIC connection is driven by its endpoint, which remains on the worker that accepted the connection.
         ReverseTransport::Quic(quic) => pool.keep_h3(worker, reverse_peer, &listener, quic, HTTP_START_TIMEOUT).await?,
     };
     tracing::info!(node = %reverse_peer.node, %source, listener = %listener.name, "reverse connection accepted");
@@ -109,16 +111,17 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
         if let Err(error) =
             send_call(&kept, Call::Begins { number: Some(number), wanted: Some(worker.shared.workers) }).await
         {
-            // A peer that answers PING but no call would occupy its assignment forever and serve no session.
+            // A peer that answers PING but no call would occupy this worker's slot forever and serve no session.
             return error;
         }
         tokio::select! {
             _ = connection.drain.wait() => {}
-            // The connection takes requests until its replacement arrives, on the worker that has none.
+            // Another worker has no connection, so the node should dial a replacement, which is assigned to that
+            // worker. Until then, this connection accepts requests.
             () = reverse_peer.leaving.has_told(number) => {}
         }
-        // Sessions on it may last. The node should dial the replacement before they end. If the call is not received,
-        // the end of the connection tells the node.
+        // Sessions on this connection may last, and the node should dial the replacement before they end. The result is
+        // ignored: if the call does not arrive, the node dials when the connection ends.
         let _ = send_call(&kept, Call::Leaving).await;
         connection.drain.wait().await;
         kept.retire();
@@ -128,14 +131,15 @@ async fn serve(worker: &Rc<Outbound>, connection: &Rc<Connection>, arrived: Acce
         () = drive => {}
         () = kept.listen(keepalive, source.ip(), &slot) => {}
         error = calls => return Err(error),
-        // The node gave it up. Its sessions end at once; those that can start again do so on another connection.
+        // The node has declared this connection dead. Its sessions end at once; those that can be retried use another
+        // connection.
         () = reverse_peer.gone.has_told(number) => {}
     }
     tracing::info!(node = %reverse_peer.node, %source, "a reverse connection was closed");
     Ok(())
 }
 
-/// Runs the health check. It stops when the requester drops the reply.
+/// Spawns a task that performs a health check of a node. The check stops when the requester drops the reply channel.
 pub fn query(worker: &Rc<Outbound>, query: Query) {
     let here = worker.clone();
     worker.spawn(async move {
@@ -149,7 +153,7 @@ pub fn query(worker: &Rc<Outbound>, query: Query) {
     });
 }
 
-/// Sends a call to the node.
+/// Sends a call to the node, and records the connections that the node's answer declares dead.
 async fn send_call(kept: &ReverseConnection, call: Call) -> Result<(), Error> {
     let node = &kept.reverse_peer.node;
     let request = call.request(node).ok_or_else(|| Error::Internal(format!("{node} is no authority to call")))?;

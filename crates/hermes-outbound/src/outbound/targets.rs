@@ -1,7 +1,7 @@
-//! The connection spec of an upstream's endpoint.
+//! The connection spec for an endpoint of an upstream.
 //!
-//! In: the state of an upstream, and an endpoint that was chosen. Out: the destination to dial, the connection spec,
-//! and the key of the endpoint's pool. Never: the choice.
+//! In: the state of an upstream, and the index of a chosen endpoint. Out: the destination to dial, the connection spec,
+//! and the key of the endpoint's pool. Never: the choice of the endpoint.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::pool::{ConnectSpec, PoolKey};
 use crate::upstream::{Target, UpstreamState};
 
 impl UpstreamState {
-    /// The dial target of an endpoint. `source` is the session's source, for a PROXY header.
+    /// Returns the dial target of an endpoint. `source` is the source address of the session, for a PROXY header.
     pub fn destination(&self, index: usize, source: SocketAddr) -> Destination<'_> {
         let endpoint = &self.endpoints[index];
         let (host, port) = match &endpoint.target {
             Target::Address { host, port, .. } => (&**host, *port),
-            // A node target is never dialled.
+            // This destination is never dialled, because a node is reached over its reverse connections.
             Target::Node(reverse_peer) => (&*reverse_peer.node, 0),
         };
         Destination {
@@ -31,7 +31,8 @@ impl UpstreamState {
         }
     }
 
-    /// The connection spec of a session for an endpoint's pool.
+    /// Returns the connection spec for an endpoint, without client and session. For the parameters, see
+    /// [`ConnectSpec`] and [`Self::destination`].
     pub fn spec(&self, index: usize, source: SocketAddr, connect_within: Duration, fresh: bool) -> ConnectSpec<'_> {
         ConnectSpec {
             destination: self.destination(index, source),
@@ -47,7 +48,7 @@ impl UpstreamState {
         }
     }
 
-    /// The pool key of an endpoint. All upstreams share the pool of a node's reverse connections.
+    /// Returns the pool key of an endpoint. All upstreams share the pool of a node's reverse connections.
     pub fn pool_key(&self, index: usize) -> PoolKey {
         let endpoint = &self.endpoints[index];
         match &endpoint.target {

@@ -1,12 +1,15 @@
 //! The assignment of a node's reverse connections to workers.
 //!
-//! In: connections that open and close, by number. Out: the worker that needs a new one most. If a worker has none left
-//! while another has several, the connection that should move to it. Never: a connection itself.
+//! In: the numbers of connections that open and close. Out: the worker that needs a new connection most. If the last
+//! connection of a worker closes while another worker has several, also the connection that should be replaced by one
+//! on the former worker. Never: a connection itself.
 
-/// The assigned numbers by worker, the oldest first.
+/// The assignment of connection numbers to workers.
 #[derive(Default)]
 pub(super) struct WorkerAssignment {
+    /// The number of the last connection.
     last: u64,
+    /// The numbers of the connections of each worker, the oldest first.
     held: Vec<Vec<u64>>,
 }
 
@@ -15,8 +18,9 @@ impl WorkerAssignment {
         Self { last, ..Self::default() }
     }
 
-    /// Assigns a connection: to a worker without one, else to the worker whose newest is the oldest; `here` among
-    /// equals. Returns the worker and the connection's number.
+    /// Assigns a new connection to a worker without one, or otherwise to the worker whose newest connection is the
+    /// oldest. If several workers qualify equally, worker `here` is preferred. Returns the worker and the connection's
+    /// number.
     pub(super) fn assign(&mut self, here: usize, workers: usize) -> (usize, u64) {
         self.held.resize_with(workers, Vec::new);
         self.last += 1;
@@ -29,9 +33,9 @@ impl WorkerAssignment {
         (worker, self.last)
     }
 
-    /// Releases a connection that closed or takes no further request. If that leaves the worker without one, returns
-    /// the connection that should leave its worker, so that its replacement is assigned here. That is the oldest one
-    /// that is not alone on its worker. It no longer counts as assigned.
+    /// Releases a connection that has closed or accepts no further request. If its worker then has none, returns the
+    /// oldest connection of a worker that has several, and releases it too. That connection should be replaced: the
+    /// replacement is then assigned to the worker without one.
     pub(super) fn release(&mut self, worker: usize, number: u64) -> Option<u64> {
         let held = self.held.get_mut(worker)?;
         let before = held.len();
@@ -43,7 +47,7 @@ impl WorkerAssignment {
         Some(surplus.remove(0))
     }
 
-    /// The worker that received the newest connection that is still assigned.
+    /// Returns the number of the worker to which the newest assigned connection belongs, or `None` if none is assigned.
     pub(super) fn latest(&self) -> Option<usize> {
         let newest = self.held.iter().enumerate().filter_map(|(worker, held)| Some((*held.last()?, worker)));
         newest.max().map(|(_, worker)| worker)
@@ -74,7 +78,7 @@ mod tests {
         assert_eq!(dealt.latest(), Some(0));
     }
 
-    /// A connection that is dialled again may be assigned to another worker, which can leave one with none.
+    /// A connection that is dialled again may be assigned to another worker, so that its previous worker has none.
     #[test]
     fn a_worker_that_is_left_with_none_gets_one_of_another_that_has_several() {
         let mut dealt = WorkerAssignment::default();

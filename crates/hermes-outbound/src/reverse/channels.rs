@@ -1,7 +1,7 @@
 //! Messages between the workers of a node about reverse connections.
 //!
-//! In: a connection that belongs to another worker, or a query for a node that is connected to another worker. Out: the
-//! message, on that worker. Never: a wait for a worker that is busy with accepted connections.
+//! In: a connection that is assigned to another worker, or a query for a node that is connected to another worker. Out:
+//! a message to that worker. Passing a connection never waits for a busy worker.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -15,13 +15,13 @@ use super::{ConnectionSlot, ReversePeer, ReverseTransport};
 
 /// A message to another worker.
 pub enum Message {
-    /// Takes over a reverse connection that another worker accepted.
+    /// The receiving worker should serve this reverse connection, which another worker has accepted.
     Adopt(Box<AcceptedUplink>),
-    /// Queries a node through its reverse connection on this worker.
+    /// The receiving worker should perform this health check over its reverse connection.
     Query(Box<Query>),
 }
 
-/// An accepted reverse connection, to be passed to the worker that serves it.
+/// An accepted reverse connection, with the data that the worker to which it is assigned needs.
 pub struct AcceptedUplink {
     pub carrier: ReverseTransport,
     pub source: SocketAddr,
@@ -37,14 +37,14 @@ pub struct Query {
     pub reply: oneshot::Sender<Result<StatusCode, String>>,
 }
 
-/// The message channels of all workers, by number.
+/// The message channels of all workers, indexed by the number of the worker.
 #[derive(Default)]
 pub struct Channels(OnceLock<Vec<mpsc::WeakSender<Message>>>);
 
 impl Channels {
     /// Sets the channels of the workers.
     pub fn set(&self, workers: Vec<mpsc::WeakSender<Message>>) {
-        // Set once in a node.
+        // A node calls this once.
         let _ = self.0.set(workers);
     }
 
@@ -52,15 +52,16 @@ impl Channels {
         self.0.get()?.get(worker)?.upgrade()
     }
 
-    /// Passes a connection to its worker; false if that worker is gone or busy.
+    /// Passes a connection to the worker to which it is assigned. Returns false if that worker has ended or its channel
+    /// is full.
     pub fn pass_on(&self, worker: usize, accepted: AcceptedUplink) -> bool {
         self.of(worker).is_some_and(|other| other.try_send(Message::Adopt(Box::new(accepted))).is_ok())
     }
 
-    /// Sends a GET to a node through its reverse connection.
+    /// Sends a GET request to a node over its newest reverse connection, and returns the status.
     ///
     /// # Errors
-    /// The reason why there is no response.
+    /// The node is not connected, or no response arrived. The error is the reason, for the log.
     pub async fn query(&self, reverse_peer: &Arc<ReversePeer>, path: &str) -> Result<StatusCode, String> {
         let gone = || "the connection is closed".to_owned();
         let worker = reverse_peer.latest().and_then(|worker| self.of(worker)).ok_or_else(gone)?;

@@ -1,8 +1,8 @@
-//! The keepalive of a connection: whether its peer is reachable.
+//! The keepalive of a reverse connection, which detects whether the peer is reachable.
 //!
-//! In: the number of reads, and time. Out: a verdict; over HTTP/2 a PING when the connection is quiet. A NAT that
-//! dropped its mapping, or an address that no longer exists, sends no error: silence is the only symptom. Never:
-//! closing the connection; the caller does that.
+//! In: the number of reads from the connection, and time. Out: the state of the path, and probes when the connection
+//! receives nothing. A NAT that has dropped its mapping, or an address that no longer exists, sends no error, so
+//! silence is the only symptom. Never: a close of the connection, which is left to the caller.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,60 +15,69 @@ use hermes_net::quic;
 use hermes_net::tcp::{AckMonitor, AckState};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// The probe interval of the first connection to an endpoint, while the connections to it are in use. A NAT's address
-/// change is signalled to neither side: flows from the peer get lost, and nothing makes the node send. The interval
-/// suits a promise of one second. Only one connection to an endpoint probes so often, however many there are, and only
-/// if it receives nothing else: five small exchanges a second. If it gets no answer, the others probe too.
+/// The probe interval of one connection to an endpoint while sessions use any connection to that endpoint. An address
+/// change of a NAT is not signalled to either side: packets of the peer are lost, and nothing makes the node send. The
+/// interval permits detection within one second. Only one connection to an endpoint probes at this interval, and only
+/// if it receives nothing else, which costs five small exchanges a second. If a probe is not answered, all connections
+/// to the endpoint probe.
 pub const USED_PROBE_INTERVAL: Duration = Duration::from_millis(200);
-/// The probe interval of every connection, in use or not.
+/// The probe interval on the dialling side in all other cases.
 pub const UNUSED_PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// The probe interval of the accepting side. The dialling side's is shorter, so that one exchange serves both.
+/// The probe interval on the accepting side. It is longer than on the dialling side, so that the probes of the latter
+/// usually suffice for both.
 pub const ACCEPTOR_PROBE_INTERVAL: Duration = Duration::from_millis(1500);
-/// The limit for an acknowledgement, plus three round trips, even if the packet is lost. It is retransmitted after two
-/// round trips and 200 ms (RFC 8985, section 7.2, with Linux's minimum timeout), and acknowledged one later. After
-/// that, a second connection is dialled. A short outage closes nothing: lost bytes are retransmitted.
+/// The time within which, in addition to three round trips, a probe must be acknowledged even if its packet is lost.
+/// TCP retransmits it after two round trips and 200 ms (RFC 8985, section 7.2, with Linux's minimum timeout), and the
+/// acknowledgement takes another round trip. After this time, a second connection is dialled. The first one is not
+/// closed, because it may recover from a short outage.
 const ACK_TIMEOUT: Duration = Duration::from_millis(250);
+/// The number of round trips that are added to [`ACK_TIMEOUT`] and [`MOVED_ACK_TIMEOUT`].
 const ROUND_TRIPS: u32 = 3;
-/// The poll interval for the answer to a probe.
+/// The interval at which the acknowledgement of a probe is checked.
 const ACK_POLL_INTERVAL: Duration = Duration::from_millis(25);
-/// The limit for an acknowledgement, plus two round trips, if nothing is lost.
+/// The time within which, in addition to two round trips, a probe is acknowledged if no packet is lost.
 const PROMPT_ACK_TIMEOUT: Duration = ACK_POLL_INTERVAL.saturating_mul(2);
-/// The limit for old connections after the node appeared at another address, plus three round trips: its NAT has
-/// dropped their mappings. Their kernel must acknowledge as soon as any answer is due.
+/// The time within which, in addition to three round trips, an old connection must receive something after the node has
+/// dialled from another address. Its NAT has probably dropped the mapping of the old connection.
 const MOVED_ACK_TIMEOUT: Duration = Duration::from_millis(500);
-/// The silence after which a connection takes no new request, even if the kernel acknowledges: no answer takes that
-/// long.
+/// The time without received bytes after which a connection accepts no new request, even if the peer's kernel
+/// acknowledges data. No answer to a probe takes that long.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
-/// The silence after which a connection is closed. Until then its streams may recover.
+/// The time without received bytes after which a connection is closed. Until then its streams may recover.
 pub const DEAD_AFTER: Duration = Duration::from_secs(10);
 
-/// The verdict on a silence.
+/// The state of a connection, as derived from what it receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
+    /// The peer is reachable.
     Alive,
+    /// The peer has not answered in time. The connection should get no new request.
     Silent,
+    /// The peer is unreachable. The connection should be closed.
     Dead,
 }
 
-/// The means to make the peer answer.
+/// A means to make the peer send something.
 pub enum Probe {
+    /// PING frames of HTTP/2.
     Ping(PingPong),
-    /// A QUIC connection, which retransmits by itself.
+    /// A QUIC connection, which retransmits a probe by itself.
     Quic(quic::Connection),
-    /// A probe of tests, answered once this is set.
+    /// A probe for tests, which is answered when the cell is true.
     #[cfg(test)]
     Given(std::rc::Rc<std::cell::Cell<bool>>),
 }
 
 impl Probe {
-    /// Sends a probe. True if [`Self::is_answered`] will see its answer.
+    /// Sends a probe. Returns true if [`Self::is_answered`] can detect the answer.
     fn send_probe(&mut self) -> bool {
         match self {
-            // Sending fails if the connection closed, which is noticed elsewhere, or if an earlier PING is unanswered
-            // although other frames came.
+            // Sending fails if the connection has closed, which other code detects, or if an earlier PING is unanswered
+            // although other frames have arrived.
             Probe::Ping(ping) => ping.send_ping(Ping::opaque()).is_ok(),
             Probe::Quic(connection) => {
-                // A stream of a reserved type (RFC 9114, section 6.2.3), because quinn sends no PING on demand.
+                // Opens a stream of a reserved type (RFC 9114, section 6.2.3), because quinn cannot send PING on
+                // demand.
                 if let Some(Ok(mut stream)) = connection.open_uni().now_or_never() {
                     let _ = stream.write(&RESERVED).now_or_never();
                     let _ = stream.finish();
@@ -80,17 +89,18 @@ impl Probe {
         }
     }
 
-    /// True if answers to the probe are visible.
+    /// True if the answer to a probe can be detected, which quinn does not report.
     fn sees_answers(&self) -> bool {
         !matches!(self, Probe::Quic(_))
     }
 
-    /// True if a probe is needed: an unused QUIC connection has keepalives of its own.
+    /// True if probes are needed at this interval. An unused QUIC connection needs none, because QUIC itself sends
+    /// keepalives.
     fn is_to_ask(&self, after: Duration) -> bool {
         self.sees_answers() || after < UNUSED_PROBE_INTERVAL
     }
 
-    /// True if the probe was answered. Registers the waker.
+    /// True if the probe was answered. Registers the task to be woken for the answer.
     fn is_answered(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Probe::Ping(ping) => ping.poll_pong(cx).is_ready(),
@@ -101,33 +111,38 @@ impl Probe {
     }
 }
 
-/// The acknowledgement counters, if the transport shows them.
+/// A function that returns the state of TCP acknowledgements, or `None` if it cannot be read.
 type Look = Box<dyn Fn() -> Option<AckState>>;
 
-/// The first reserved stream type.
+/// The first reserved stream type (RFC 9114, section 6.2.3).
 const RESERVED: [u8; 1] = [0x21];
 
 /// The keepalive of one connection.
 pub struct Keepalive {
-    /// `None`: another layer probes.
+    /// `None` if this keepalive sends no probes, because QUIC itself does.
     probe: Option<Probe>,
-    /// The acknowledgements of sent bytes. PING alone does not distinguish a dead path from a slow one, on which its
-    /// answer queues after all other data.
+    /// Reads the acknowledgements of sent bytes; `None` for QUIC. PING alone does not distinguish a dead path from a
+    /// slow one, on which its answer is queued after other data.
     look: Option<Look>,
-    /// The silence after which it probes.
+    /// The time without received bytes after which a probe is sent.
     after: Duration,
+    /// True if a probe should be sent at the next poll.
     asks_now: bool,
+    /// The time at which the unanswered probe was sent; `None` if no answer is due.
     asked_at: Option<Instant>,
+    /// The timer of the next check.
     alarm: Pin<Box<Sleep>>,
+    /// The number of reads at the last poll.
     heard: u64,
+    /// The time at which a poll last found a new read.
     heard_at: Instant,
-    /// The path is suspected: the connection must receive something by then.
+    /// The time by which the connection must receive something, because its path may have failed; `None` otherwise.
     doubted_until: Option<Instant>,
-    /// The node has appeared at another address meanwhile.
+    /// True if the node has dialled from another address since the connection last received something.
     is_elsewhere: bool,
-    /// At the last look, the acknowledgement was later than without loss.
+    /// True if, at the last check, an acknowledgement was so late that a packet must have been lost.
     is_late: bool,
-    /// At the last look, not even the kernel had acknowledged in time.
+    /// True if, at the last check, not even the peer's kernel had acknowledged data within [`ACK_TIMEOUT`].
     is_unanswered: bool,
 }
 
@@ -149,7 +164,7 @@ impl Keepalive {
         }
     }
 
-    /// Sets the silence after which it probes.
+    /// Sets the time without received bytes after which a probe is sent.
     pub fn ask_after(&mut self, silence: Duration) {
         if silence < std::mem::replace(&mut self.after, silence) {
             let at = self.alarm.deadline().min(Instant::now() + silence);
@@ -157,12 +172,12 @@ impl Keepalive {
         }
     }
 
-    /// True if nothing was received for too long.
+    /// True if nothing was received for two seconds.
     pub fn is_silent(&self) -> bool {
         self.heard_at.elapsed() >= SILENT_AFTER
     }
 
-    /// True if the acknowledgement is later than without loss.
+    /// True if an acknowledgement is so late that a packet must have been lost.
     pub fn is_late(&self) -> bool {
         self.is_late
     }
@@ -171,7 +186,7 @@ impl Keepalive {
         self.look.as_ref()?()
     }
 
-    /// Checks whether the probe is acknowledged.
+    /// Checks whether the probe was acknowledged in time.
     fn look_for_answer(&mut self) {
         (self.is_late, self.is_unanswered) = (false, false);
         let Some(asked_at) = self.asked_at else { return };
@@ -185,24 +200,25 @@ impl Keepalive {
                 self.is_late = owed_for >= PROMPT_ACK_TIMEOUT + 2 * rtt;
                 self.is_unanswered = owed_for >= ACK_TIMEOUT + ROUND_TRIPS * rtt;
             }
-            // The peer is alive, whether or not it answers PING.
+            // The peer is reachable, because it has sent other data since the probe.
             None if is_heard => self.asked_at = None,
             None => {}
         }
     }
 
-    /// Probes at once, whatever the silence.
+    /// Sends a probe at the next poll, without regard to the interval.
     pub fn send_probe(&mut self) {
         self.asks_now = true;
         self.alarm.as_mut().reset(Instant::now());
     }
 
-    /// Suspects the path, because a newer connection may have replaced this one: it must receive something soon.
+    /// Requires that the connection receives something soon, because a newer connection of the node may have replaced
+    /// it. `comes_from_elsewhere` is true if the node dialled the newer connection from another address.
     pub fn doubt(&mut self, comes_from_elsewhere: bool) {
         let within = match self.probe.as_ref().is_some_and(Probe::sees_answers) {
             true if comes_from_elsewhere => MOVED_ACK_TIMEOUT,
             true => SILENT_AFTER,
-            // QUIC sends keepalives once a second, and a peer that moved sends at once.
+            // QUIC sends keepalives once a second, and a peer with a new address sends at once.
             false => 3 * MOVED_ACK_TIMEOUT,
         };
         self.is_elsewhere |= comes_from_elsewhere;
@@ -212,12 +228,13 @@ impl Keepalive {
         self.send_probe();
     }
 
-    /// Stops the keepalive, so that the socket of a closed connection can close.
+    /// Stops probes and checks, and drops their references to the connection, so that its socket can close.
     pub fn end(&mut self) {
         (self.probe, self.look) = (None, None);
     }
 
-    /// Returns the verdict, and wakes at the next check. `heard` counts all reads.
+    /// Returns the state of the connection, and sends a probe if one is due. The task is woken for the next check.
+    /// `heard` is the number of reads from the connection.
     pub fn poll(&mut self, cx: &mut Context<'_>, heard: u64) -> Liveness {
         if std::mem::replace(&mut self.heard, heard) != heard {
             self.heard_at = Instant::now();
@@ -237,7 +254,7 @@ impl Keepalive {
                 && self.asked_at.is_none()
                 && (asks_now || (is_quiet && probe.is_to_ask(self.after)))
             {
-                // Taking an answer that is no longer awaited makes room for the next PING.
+                // h2 permits one PING at a time, so the answer to an earlier one is removed first.
                 let _: bool = probe.is_answered(cx);
                 self.asked_at = probe.send_probe().then_some(now);
                 let _: bool = probe.is_answered(cx);
@@ -301,7 +318,7 @@ mod tests {
             Self { keepalive, answers, owed_since, looks, heard: 0, began: Instant::now() }
         }
 
-        /// The time from the start until the condition holds; `None` if it does not within this time.
+        /// Returns the time from the start until the condition holds, or `None` if it does not hold within this time.
         async fn becomes(
             &mut self,
             within: Duration,

@@ -1,46 +1,49 @@
 //! Passive health checking (outlier detection): consecutive failures eject an endpoint for a while.
 //!
 //! In: the outcomes of sessions, with their times. Out: whether the endpoint is ejected. Failures during an ejection
-//! are ignored, since those sessions began before it. Never: a clock of its own; `now` is the node's, in milliseconds.
+//! are ignored, because those sessions began before it. All times are in milliseconds of the node's clock.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hermes_model::snapshot::Outlier;
 
-/// The maximum ejection time, as a multiple of the first; ejections double up to it. After the maximum time without an
-/// ejection, the count starts again.
+/// The maximum ejection time, as a multiple of `ejection_time`. Each ejection lasts twice as long as the previous one,
+/// up to this maximum. After the maximum time without an ejection, the next one has the first length again.
 const MAX_EJECTION_FACTOR: u32 = 10;
 
 /// The failure state of one endpoint, shared by all workers.
 #[derive(Default)]
 pub struct Passive {
-    /// Consecutive failures.
+    /// The number of consecutive failures.
     failures: AtomicU32,
+    /// The number of ejections, which determines the length of the next one.
     rests: AtomicU32,
+    /// The time at which the last ejection ends; 0 if there was none.
     resting_until: AtomicU64,
 }
 
 impl Passive {
+    /// True if the endpoint is ejected.
     pub fn rests(&self, now: u64) -> bool {
         self.resting_until.load(Ordering::Relaxed) > now
     }
 
     pub fn succeeded(&self) {
-        // A load before the store avoids contention: every session of every worker passes here.
+        // The load before the store avoids contention between workers, because every session calls this function.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// An active health check succeeded again, so earlier failures no longer count.
+    /// Resets the failures and ends an ejection, because an active health check has succeeded again.
     pub fn recovered(&self) {
         self.failures.store(0, Ordering::Relaxed);
         self.rests.store(0, Ordering::Relaxed);
         self.resting_until.store(0, Ordering::Relaxed);
     }
 
-    /// Records a failure. True if it ejects the endpoint.
+    /// Records a failure. Returns true if it ejects the endpoint.
     pub fn failed(&self, outlier: &Outlier, now: u64) -> bool {
         let until = self.resting_until.load(Ordering::Relaxed);
         if outlier.failures == 0 || until > now {
@@ -53,8 +56,8 @@ impl Passive {
         let rests = if now - until < longest { self.rests.load(Ordering::Relaxed) } else { 0 };
         let rest =
             millis(outlier.ejection_time.saturating_mul(1 << rests.min(MAX_EJECTION_FACTOR.ilog2() + 1))).min(longest);
-        // If several workers reach the threshold together, only one may begin the ejection; otherwise it would double
-        // at once.
+        // If several workers reach the threshold at the same time, only one of them may begin the ejection. Otherwise
+        // its length would double at once.
         let begun =
             self.resting_until.compare_exchange(until, now + rest, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if begun {
@@ -75,7 +78,7 @@ mod tests {
 
     const OUTLIER: Outlier = Outlier { failures: 3, ejection_time: Duration::from_secs(1) };
 
-    /// Fails until it is ejected from `now` on. Returns the duration in milliseconds.
+    /// Records failures at `now` until the endpoint is ejected. Returns the length of the ejection in milliseconds.
     fn rest_from(passive: &Passive, now: u64) -> u64 {
         assert!(!passive.rests(now));
         assert!(!passive.failed(&OUTLIER, now) && !passive.failed(&OUTLIER, now));

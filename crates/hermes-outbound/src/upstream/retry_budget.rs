@@ -1,13 +1,13 @@
-//! The retry budget: retries in flight are at most a share of an upstream's active requests.
+//! The retry budget: the number of retries in flight is limited to a fraction of an upstream's active requests.
 //!
-//! In: requests and retries that begin and end. Out: whether a retry may begin. Never: the decision whether a request may
-//! be repeated at all; that is the caller's.
+//! In: requests and retries that begin and end. Out: whether a retry may begin. Never: the decision whether a request
+//! may be sent again at all, which the caller makes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::UpstreamState;
 
-/// Increments a gauge for its lifetime.
+/// A guard that increments a gauge, and decrements it when it is dropped.
 pub struct GaugeGuard<'a>(&'a AtomicUsize);
 
 impl<'a> GaugeGuard<'a> {
@@ -29,9 +29,9 @@ impl UpstreamState {
         GaugeGuard::new(&self.active)
     }
 
-    /// Reserves a retry; `None` if the budget is used up. `budget` is a share of the active requests, `floor` the number
-    /// of retries that are always allowed. The reservation comes before the pause, since requests that fail together
-    /// must not all find the budget free.
+    /// Reserves a retry. Returns `None` if the budget is used up. `budget` is the permitted fraction of the active
+    /// requests; `floor` is the number of retries that are always permitted. Callers reserve before they wait for the
+    /// retry's delay, so that requests which fail at the same time do not all find the budget free.
     pub fn begin_retry(&self, budget: f64, floor: usize) -> Option<GaugeGuard<'_>> {
         let retry = GaugeGuard::new(&self.retrying);
         let allowed = (self.active.load(Ordering::Relaxed) as f64 * budget) as usize;

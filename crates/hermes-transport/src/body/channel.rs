@@ -1,7 +1,7 @@
-//! A channel from a tunnel to a body: one chunk at a time.
+//! A channel that passes the bytes of a tunnel by POST to the body of the request, one chunk at a time.
 //!
-//! In: chunks of a tunnel by POST. Out: a body. Bounded by its reader: the writer waits until the previous chunk is
-//! taken.
+//! In: chunks of the tunnel. Out: the body. The channel stores at most one chunk: the writer waits until the reader has
+//! received it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,20 +17,20 @@ use crate::error::Error;
 struct Channel {
     chunk: Option<Bytes>,
     ended: bool,
-    /// The writer was dropped without an end: the body is incomplete.
+    /// The writer was dropped without a call of `finish`, so the body is incomplete.
     broken: bool,
     reader_gone: bool,
     reader: Option<std::task::Waker>,
     writer: Option<std::task::Waker>,
 }
 
-/// The reading end: a body.
+/// The receiving side of a [`channel`], which is polled as a body.
 pub struct ChannelBody(Rc<RefCell<Channel>>);
 
-/// The writing end.
+/// The sending side of a [`channel`].
 pub struct ChannelSender(Rc<RefCell<Channel>>);
 
-/// Creates a channel.
+/// Creates a channel that stores at most one chunk.
 pub fn channel() -> (ChannelSender, ChannelBody) {
     let shared = Rc::new(RefCell::new(Channel::default()));
     (ChannelSender(shared.clone()), ChannelBody(shared))
@@ -67,7 +67,7 @@ impl Drop for ChannelBody {
 }
 
 impl ChannelSender {
-    /// Ready when a chunk may be sent; an error if the reader was dropped.
+    /// Ready when [`Self::send`] may be called. Returns an error if the reader was dropped.
     pub fn poll_ready(&self, cx: &Context<'_>) -> Poll<std::io::Result<()>> {
         let mut channel = self.0.borrow_mut();
         if channel.reader_gone {
@@ -80,7 +80,8 @@ impl ChannelSender {
         Poll::Pending
     }
 
-    /// Sends a chunk. Only after `poll_ready` was ready.
+    /// Sends a chunk. The caller must have seen `poll_ready` return `Ready(Ok(()))`: otherwise this chunk replaces one
+    /// that the reader has not received.
     pub fn send(&self, chunk: Bytes) {
         let mut channel = self.0.borrow_mut();
         channel.chunk = Some(chunk);
@@ -98,7 +99,7 @@ impl ChannelSender {
 }
 
 impl Drop for ChannelSender {
-    /// Marks the body as broken unless it was ended, so that its reader does not take it for complete.
+    /// Marks the body as incomplete, unless [`Self::finish`] was called. Its reader then receives an error.
     fn drop(&mut self) {
         let mut channel = self.0.borrow_mut();
         channel.broken = !channel.ended;

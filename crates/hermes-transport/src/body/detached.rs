@@ -1,7 +1,7 @@
-//! Short responses that are detached from their connection, so that the connection is free for others.
+//! Detaches short responses from their connection, so that the connection can serve other requests.
 //!
-//! In: a response that may be needed later. Out: the same response, with its content if that is short. Otherwise the
-//! content is dropped, together with all fields that describe it.
+//! In: a response that may be sent to the client later. Out: the same response, with its content if the content is
+//! short. Otherwise the content is dropped, together with all header fields that describe it.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use http_body_util::{BodyExt as _, Limited};
 
 use super::Body;
 
-/// The longest content that is kept; otherwise only the head is kept.
+/// The maximum length, in bytes, of content that is read into memory. Longer content is dropped.
 const MAX_KEPT_BYTES: usize = 16 << 10;
-/// The timeout for reading the content: meanwhile the connection is not free.
+/// The timeout for reading the content. Until then, the connection cannot serve other requests.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Fields that describe the content.
+/// Header fields that describe the content, besides `Content-Length`.
 const OF_CONTENT: [HeaderName; 12] = [
     CONTENT_ENCODING,
     CONTENT_LANGUAGE,
@@ -36,7 +36,7 @@ const OF_CONTENT: [HeaderName; 12] = [
 ];
 
 impl Body {
-    /// Detaches a response from its connection.
+    /// Detaches a response from its connection. Content that is too long, or does not arrive in time, is dropped.
     pub async fn small(response: Response<Self>) -> Response<Self> {
         let (mut head, body) = response.into_parts();
         let collected = tokio::time::timeout(READ_TIMEOUT, Limited::new(body, MAX_KEPT_BYTES).collect()).await;

@@ -1,8 +1,8 @@
 //! A request body that may be sent in several attempts.
 //!
-//! In: a body, read from its source once. Out: attempts to send it. A further attempt replays the bytes of the first,
-//! while all of them are still buffered. The body is not polled before an upstream wants it: the first poll makes the
-//! server send `100 Continue` to a client that waits for it. Never: more of it in memory than the replay limit.
+//! In: a body, which the client sends once. Out: attempts to send it. A further attempt replays the bytes of the first,
+//! provided that all of them are buffered. The body is not polled before an upstream wants it: the first poll makes the
+//! server send `100 Continue` to a client that waits for it. Never: more of a body in memory than the replay limit.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -20,48 +20,49 @@ use crate::error::Error;
 use crate::runtime::WorkerContext;
 use crate::runtime::session::SessionEntry;
 
-/// A body is sent after this time even if the upstream sent no 100.
+/// The maximum time for which a body waits for `100 Continue` of the upstream (RFC 9110, section 10.1.1).
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// An unwanted body of at most this many bytes is read and discarded, so that its connection can be reused.
+/// The maximum length, in bytes, of a body that is read and discarded so that its connection can be reused.
 const SHORT_BODY: u64 = 4 << 10;
 
 /// A request body that may be sent in several attempts.
 #[derive(Clone)]
 pub enum RequestBody {
-    /// No body: any number of attempts.
+    /// No body. The request can be sent in any number of attempts.
     Empty,
-    /// A body that can be read from its source once.
+    /// A body that the client sends once.
     Once(Rc<RefCell<ReplayBuffer>>),
 }
 
+/// A client's body, and its bytes that are buffered for further attempts.
 pub struct ReplayBuffer {
     body: Body,
     worker: Rc<WorkerContext>,
     entry: Option<Rc<SessionEntry>>,
-    /// Bytes that were read, for another attempt.
+    /// The chunks that were read from `body`, for another attempt.
     kept: Vec<Bytes>,
     trailers: Option<HeaderMap>,
     kept_bytes: usize,
     /// Bytes of `kept` that are charged to the session.
     charged: u64,
     keep_at_most: usize,
-    /// The buffered bytes are needed only until the response.
+    /// True if the buffered bytes are released when the response arrives.
     until_answered: bool,
-    /// An attempt may still have to send some of the buffered bytes.
+    /// True once an attempt began that replays buffered bytes. They are then needed until that attempt has sent them.
     is_replayed: bool,
-    /// Bytes were read that are not buffered: no further attempt is possible.
+    /// True if some bytes that were read are not buffered, so that no further attempt is possible.
     lost: bool,
     ended: bool,
-    /// The client waits for 100 before it sends.
+    /// Set if the body must wait for `100 Continue` of the upstream.
     gate: Option<Arc<Interim>>,
-    /// The timer after which the body is sent anyway: an upstream need not send a 100 (RFC 9110, section 10.1.1).
+    /// The timer of [`CONTINUE_TIMEOUT`], because an upstream need not send `100 Continue`.
     patience: Option<Pin<Box<tokio::time::Sleep>>>,
-    /// The last poll found no bytes: the client has sent none.
+    /// True if the last poll found no bytes, because the client has not sent any yet.
     waits: bool,
-    /// The failure on the client's side.
+    /// The error with which reading from the client failed.
     failed: Option<Error>,
-    /// Set when the body is first polled, so that the HTTP/2 server sends 100.
+    /// True once the body was polled. The HTTP/2 server then sends `100 Continue`.
     pub wanted: bool,
 }
 
@@ -91,14 +92,15 @@ impl RequestBody {
         })))
     }
 
-    /// Binds the body to a session, which ends if too many of its bytes remain unread.
+    /// Charges the unread bytes of the body to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         if let RequestBody::Once(source) = self {
             source.borrow().body.bind(session);
         }
     }
 
-    /// Sets the session of the body, the replay limit, and the gate if the body waits for a 100 from upstream.
+    /// Sets the session of the body and the replay limit in bytes. With a `gate`, the body waits for `100 Continue` of
+    /// the upstream.
     pub fn prepare(&self, entry: &Rc<SessionEntry>, keep_at_most: usize, gate: Option<Arc<Interim>>) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -108,8 +110,9 @@ impl RequestBody {
         }
     }
 
-    /// Buffers this much of the body in case the peer refuses the stream: a refused request may be sent again whatever
-    /// its method. Changes nothing if the body is already buffered under a larger limit or for longer.
+    /// Buffers at most this many bytes until the response arrives, in case the peer refuses the stream. A refused
+    /// request may be sent again even if its method is not idempotent (RFC 9113, section 8.7). Has no effect if a
+    /// replay limit is already set, or if the body was polled.
     pub fn keep_until_answered(&self, keep_at_most: usize) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -119,7 +122,7 @@ impl RequestBody {
         }
     }
 
-    /// Releases the bytes that were buffered for a refusal, because a response came.
+    /// Releases the bytes that [`Self::keep_until_answered`] buffered. Called when the response has arrived.
     pub fn answered(&self) {
         if let RequestBody::Once(source) = self {
             let mut source = source.borrow_mut();
@@ -131,7 +134,7 @@ impl RequestBody {
         }
     }
 
-    /// True if the whole body can be sent, or sent again.
+    /// True if an attempt can send the whole body, from its first byte.
     pub fn can_be_sent(&self) -> bool {
         match self {
             RequestBody::Empty => true,
@@ -139,7 +142,7 @@ impl RequestBody {
         }
     }
 
-    /// The failure on the client's side.
+    /// Returns the error with which reading from the client failed, or `None`.
     pub fn failure(&self) -> Option<Error> {
         match self {
             RequestBody::Empty => None,
@@ -147,7 +150,7 @@ impl RequestBody {
         }
     }
 
-    /// True if the whole body was read from its source.
+    /// True if the whole body was read from the client, or reading failed.
     pub fn is_taken(&self) -> bool {
         match self {
             RequestBody::Empty => true,
@@ -158,15 +161,15 @@ impl RequestBody {
         }
     }
 
-    /// True if nobody reads the rest of the body, and the rest is more than what came with the head: on an HTTP/1.1
-    /// connection it could not be told from a next request.
+    /// True if no attempt reads the rest of the body, and the rest is too long to be read and discarded. The HTTP/1.1
+    /// connection must then close, because the rest of the body precedes the next request.
     pub fn is_abandoned(&self) -> bool {
         let RequestBody::Once(source) = self else { return false };
         let is_long = || source.borrow().body.size_hint().exact().is_none_or(|length| length > SHORT_BODY);
         Rc::strong_count(source) == 1 && !self.is_taken() && is_long()
     }
 
-    /// True if the client owes more of the body.
+    /// True if the body is incomplete and the last poll found no further bytes from the client.
     pub fn waits_for_client(&self) -> bool {
         match self {
             RequestBody::Empty => false,
@@ -174,7 +177,7 @@ impl RequestBody {
         }
     }
 
-    /// True if an upstream wants the body. The HTTP/2 server then sends 100.
+    /// True if an attempt has polled the body. The HTTP/2 server then sends `100 Continue`.
     pub fn is_wanted(&self) -> bool {
         match self {
             RequestBody::Empty => false,
@@ -182,7 +185,7 @@ impl RequestBody {
         }
     }
 
-    /// Begins an attempt, from the first byte.
+    /// Begins an attempt that sends the body from its first byte.
     pub fn attempt(&self) -> Attempt {
         match self {
             RequestBody::Empty => Attempt { source: None, position: 0, done: false, trailers: None },
@@ -194,7 +197,7 @@ impl RequestBody {
         }
     }
 
-    /// Unwraps the body, for a tunnel by POST. `None` once it was polled or shared.
+    /// Unwraps the body, for a tunnel by POST. Returns `None` if an attempt shares the body.
     pub fn into_body(self) -> Option<Body> {
         match self {
             RequestBody::Empty => Some(Body::Empty),
@@ -208,17 +211,18 @@ pub struct Attempt {
     source: Option<Rc<RefCell<ReplayBuffer>>>,
     position: usize,
     done: bool,
-    /// Receives the trailers, if the body is chunked.
+    /// Receives the trailers if the attempt sends the body chunked over HTTP/1.1. `None` otherwise: the trailers are
+    /// then the last frame of the body.
     trailers: Option<TrailerSlot>,
 }
 
 impl Attempt {
-    /// The body that this attempt sends.
+    /// Returns the request body that this attempt sends.
     pub fn request(&self) -> RequestBody {
         self.source.clone().map_or(RequestBody::Empty, RequestBody::Once)
     }
 
-    /// Passes the body's trailers to the connection, which sends them with the last chunk.
+    /// Sets the slot through which the HTTP/1.1 connection receives the trailers, to send them after the last chunk.
     pub fn give_trailers_to(&mut self, slot: TrailerSlot) {
         self.trailers = Some(slot);
     }
@@ -286,7 +290,7 @@ impl HttpBody for Attempt {
 }
 
 impl ReplayBuffer {
-    /// Ready when the body may be sent.
+    /// Ready when the upstream has permitted the body, or [`CONTINUE_TIMEOUT`] has passed.
     fn poll_gate(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(gate) = &self.gate else { return Poll::Ready(()) };
         if gate.poll_allowed(cx).is_pending() {

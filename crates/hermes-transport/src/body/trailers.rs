@@ -1,9 +1,9 @@
-//! Trailers of a chunked body over HTTP/1.1, announced or not.
+//! Sends the trailers of a chunked body over HTTP/1.1, even if the head has no `Trailer` field.
 //!
-//! In: the trailers that end a body. Out: its last chunk with all trailers that may be sent. hyper sends only those
-//! that the head names in `Trailer`, which senders over HTTP/2 and HTTP/3 rarely write. So a body withholds its
-//! trailers from hyper, which then writes a bare last chunk, and the connection below writes the trailer section
-//! instead. Never: a field that framing, routing or trust depend on (RFC 9110, section 6.5.1).
+//! In: the trailers of a body. Out: the last chunk of the body with a trailer section. hyper sends only trailers that
+//! the head names in `Trailer`, which senders over HTTP/2 and HTTP/3 rarely write. So a body withholds its trailers
+//! from hyper, which then writes a last chunk without trailers. The connection replaces that chunk by one with the
+//! trailer section. Never: a field that framing, routing or trust depend on (RFC 9110, section 6.5.1).
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -17,15 +17,15 @@ use tokio::io::AsyncWrite;
 
 use crate::headers;
 
-/// The last chunk of a body without trailers, which hyper writes as one buffer of its own.
+/// The last chunk of a body without trailers. hyper writes it as a separate buffer.
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
-/// The trailers of the message that is sent on a connection; shared by its body and its socket.
+/// The encoded trailer section of the message that is sent on a connection. The body sets it; the socket writes it.
 #[derive(Clone, Default)]
 pub struct TrailerSlot(Rc<RefCell<Bytes>>);
 
 impl TrailerSlot {
-    /// Stores the trailers of a chunked body, which ends now.
+    /// Encodes the trailers of a chunked body that has just ended. Has no effect if none of them may be sent.
     pub fn set(&self, mut trailers: HeaderMap) {
         headers::strip_trailers(&mut trailers);
         if trailers.is_empty() {
@@ -46,7 +46,7 @@ impl TrailerSlot {
         !self.0.borrow().is_empty()
     }
 
-    /// Writes hyper's buffer, with the trailer section in place of the last chunk that ends it.
+    /// Writes hyper's buffers. If the last one is the last chunk, the trailer section replaces it.
     pub fn poll_write<W: AsyncWrite + Unpin>(
         &self,
         io: &mut W,
@@ -59,7 +59,7 @@ impl TrailerSlot {
         }
         let mut section = self.0.borrow_mut();
         if **last != *LAST_CHUNK {
-            // The body is not chunked after all, so it has no trailers.
+            // The body is not chunked, so HTTP/1.1 cannot send its trailers.
             *section = Bytes::new();
             return Pin::new(io).poll_write(cx, last);
         }

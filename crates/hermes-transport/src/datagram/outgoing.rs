@@ -1,7 +1,8 @@
 //! Sends datagrams from a socket, many in one system call (GSO).
 //!
-//! In: a batch for one peer. Out: runs of equal length, one call each; the last datagram of a run may be shorter. A
-//! datagram that cannot be sent is dropped and counted, as by a router. Never: a wait for anything but the socket.
+//! In: a batch of datagrams for one peer. Out: runs of datagrams of equal length, each sent in one call. The last
+//! datagram of a run may be shorter. Like a router, the node drops and counts datagrams that it cannot send. Never: a
+//! wait for anything but the socket.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,11 +17,11 @@ use hermes_wire::capsule;
 use super::is_icmp;
 use crate::runtime::WorkerContext;
 
-/// The dependencies of sending.
+/// Sends datagrams with a buffer and a drop counter that the caller supplies.
 pub struct Outgoing<'a> {
-    /// The buffer in which a run is assembled.
+    /// The buffer in which several datagrams are assembled for one system call.
     pub run: &'a RefCell<Vec<u8>>,
-    /// Counts dropped datagrams by reason.
+    /// Adds to the number of dropped datagrams. The arguments are the reason and the count.
     pub dropped: &'a dyn Fn(&'static str, u64),
 }
 
@@ -49,9 +50,10 @@ impl Outgoing<'_> {
                     drop(batch.drain(..run));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready!(socket.poll_send_ready(cx))?,
-                // An ICMP error for an earlier datagram, which is lost. This one was not sent yet.
+                // The socket reports an ICMP error for an earlier datagram, which is lost. The current one was not sent
+                // yet, so the loop tries again.
                 Err(error) if is_icmp(&error) && !std::mem::replace(&mut told, true) => (self.dropped)("icmp", 1),
-                // Like a router, the node drops a datagram that cannot be sent; the flow continues.
+                // Like a router, the node drops datagrams that it cannot send. The flow continues.
                 Err(error) => {
                     tracing::debug!(%peer, %error, "a datagram could not be sent");
                     (self.dropped)(if is_icmp(&error) { "icmp" } else { "send-failed" }, run as u64);
@@ -74,7 +76,7 @@ impl Outgoing<'_> {
     }
 }
 
-/// Sends for a worker's session.
+/// Sends a batch with the buffer and the metrics of a worker. Ready when the batch is empty.
 pub(super) fn poll_send_for(
     worker: &WorkerContext,
     socket: &UdpSocket,

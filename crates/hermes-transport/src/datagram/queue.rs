@@ -1,7 +1,7 @@
-//! The queue of datagrams from one source of a listener, for the flow's task.
+//! The queue of datagrams that a listener received from one source address, for the task of the flow.
 //!
-//! In: datagrams, from the reader of the listener's socket. Out: the same, in batches; the end of the flow, for that
-//! reader.
+//! In: datagrams, from the task that reads the listener's socket. Out: the same datagrams in batches, for the task of
+//! the flow; the end of the flow, for the task that reads the socket.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,16 +19,16 @@ use crate::oneshot::Oneshot;
 use crate::runtime::WorkerContext;
 use crate::runtime::fair_shares::Holder;
 
-/// Silence of the client after which a flow counts as idle (milliseconds).
+/// The time without a datagram of the client after which a flow counts as idle, in milliseconds.
 const IDLE_AFTER: u64 = 1000;
 
-/// A flow of a listener; datagrams of its client wait in the queue.
+/// A flow between a listener and one client address. Datagrams of the client wait in the queue.
 pub struct Flow {
     pub queue: Rc<FlowQueue>,
     pub peer: SocketAddr,
     /// The header before each datagram to the client.
     header: Bytes,
-    /// Datagrams with a header that are not sent yet.
+    /// Datagrams to the client, with their header, that are not sent yet.
     pub(super) out: VecDeque<Bytes>,
 }
 
@@ -37,12 +37,12 @@ impl Flow {
         Self::with_header(queue, peer, Bytes::new())
     }
 
-    /// A flow whose client expects a header before each datagram.
+    /// Creates a flow whose client expects a header before each datagram.
     pub fn with_header(queue: Rc<FlowQueue>, peer: SocketAddr, header: Bytes) -> Self {
         Self { queue, peer, header, out: VecDeque::new() }
     }
 
-    /// Sends the batch to the client. Ready when it is empty.
+    /// Sends the batch to the client. Ready when all of its datagrams are sent or dropped.
     pub fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -64,7 +64,8 @@ impl Flow {
         }
     }
 
-    /// Adds the header to the batch. Earlier datagrams are sent first.
+    /// Moves the batch to `out`, with a header before each datagram, and returns `out`. Returns the batch itself if the
+    /// flow has no header.
     fn rewriter<'a>(&'a mut self, batch: &'a mut VecDeque<Bytes>) -> &'a mut VecDeque<Bytes> {
         if self.header.is_empty() {
             return batch;
@@ -79,9 +80,9 @@ impl Flow {
     }
 }
 
-/// The queue of datagrams from one source.
+/// The queue of datagrams from one source address, with the state that the listener and the flow's task share.
 pub struct FlowQueue {
-    /// The socket for replies: the listener's, or the flow's own after the listener was removed.
+    /// The socket for replies: the listener's socket, or a socket of this flow alone after the listener was removed.
     pub(super) socket: RefCell<Rc<UdpSocket>>,
     pub inbox: Inbox,
     ended: Oneshot<()>,
@@ -90,9 +91,9 @@ pub struct FlowQueue {
     displaced: Oneshot<()>,
     /// The time of the client's last datagram, in milliseconds of the node's clock.
     heard_at: Cell<u64>,
-    /// A datagram was sent to the client.
+    /// True once a datagram was sent to the client.
     answered: Cell<bool>,
-    /// The client sent again after that, so its address is not forged.
+    /// True if the client sent a datagram after the node had sent one. Its address is then not forged.
     confirmed: Cell<bool>,
 }
 
@@ -111,30 +112,30 @@ impl FlowQueue {
         }
     }
 
-    /// Gives the flow a socket of its own.
+    /// Replaces the listener's socket by a socket of this flow alone.
     pub fn replace_socket(&self, own: Rc<UdpSocket>) {
         *self.socket.borrow_mut() = own;
-        // The sender waited for the old socket.
+        // The flow's task may wait until the previous socket is writable.
         self.inbox.wake();
     }
 
-    /// Notes a datagram of the client.
+    /// Records that the client sent a datagram at `now`, in milliseconds of the node's clock.
     pub fn heard(&self, now: u64) {
         self.heard_at.set(now);
         self.confirmed.set(self.answered.get());
     }
 
-    /// The time of the client's last datagram.
+    /// Returns the time of the client's last datagram, in milliseconds of the node's clock.
     pub fn heard_at(&self) -> u64 {
         self.heard_at.get()
     }
 
-    /// True if the client has received a reply: it sent again after one.
+    /// True if the client sent a datagram after the node had sent one. Its address is then not forged.
     pub fn is_answered(&self) -> bool {
         self.confirmed.get()
     }
 
-    /// Ends the input: the client sends no more, and the queue holds the rest.
+    /// Ends the input: no further datagram of the client will be queued. The flow still receives the queued ones.
     pub fn finish(&self) {
         self.finished.set(true);
         self.inbox.wake();
@@ -150,13 +151,13 @@ impl FlowQueue {
         self.displaced.get().is_some()
     }
 
-    /// Waits until another client's flow displaces this one. Only for the opening of its session: later, the flow ends
-    /// cleanly.
+    /// Waits until another client's flow displaces this one. Used only while the session opens: an open session notices
+    /// the end of its input instead, and ends cleanly.
     pub async fn wait_displaced(&self) {
         self.displaced.wait().await;
     }
 
-    /// Marks the flow as ended. A displaced flow has not failed: its source may begin another at once.
+    /// Marks the flow as ended. A displaced flow has not failed, so its source may begin another flow at once.
     pub fn close(&self) {
         if self.is_displaced() {
             self.in_order.set(true);
@@ -164,7 +165,7 @@ impl FlowQueue {
         self.ended.set(());
     }
 
-    /// Marks the flow as ended without an error: its source may begin another at once.
+    /// Marks the flow as ended without an error, so that its source may begin another flow at once.
     pub fn close_in_order(&self) {
         self.in_order.set(true);
         self.close();
@@ -183,13 +184,13 @@ impl FlowQueue {
         self.ended.poll(cx)
     }
 
-    /// Ready when the client sends no more. Takes no datagram.
+    /// Ready when no further datagram of the client will be queued. Removes no datagram from the queue.
     pub fn poll_finished(&self, cx: &Context<'_>) -> Poll<()> {
         self.inbox.watch(cx);
         if self.finished.get() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Takes a batch. False after the last one.
+    /// Moves queued datagrams to the batch. Returns false when the input has ended and the queue is empty.
     pub fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<bool> {
         match self.inbox.poll_take(cx, batch) {
             Poll::Pending if self.finished.get() => Poll::Ready(false),

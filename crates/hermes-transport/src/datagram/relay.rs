@@ -1,7 +1,7 @@
-//! Relays a flow: datagrams in both directions, and moves to another upstream port.
+//! Relays the datagrams of a flow in both directions, and moves the flow to another upstream port.
 //!
-//! In: two ports and their session. Out: datagrams in order; the end of one port is passed on to the other. It holds
-//! one batch in each direction.
+//! In: two ports and their session. Out: datagrams in order. If one port ends, the relay ends the other. It buffers at
+//! most one batch in each direction.
 
 mod migration;
 mod replay;
@@ -26,23 +26,23 @@ use crate::runtime::session::{Phase, Prefetched, Session};
 use crate::runtime::yield_to_network;
 use crate::stream::Reset;
 
-/// The limit of rounds before other tasks of the worker run.
+/// The maximum number of rounds in one poll before other tasks of the worker run.
 const MAX_ROUNDS_PER_TURN: usize = 16;
-/// The time for which the old port is still read after a move, and for which a peer may end its side.
+/// The time for which an old port is still read after a move, and the timeout for a peer to end its side of a flow.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The minimum time between moves that no document asked for, in milliseconds.
+/// The minimum time between moves that no configuration change demands, in milliseconds.
 const MOVES_APART: u64 = 1000;
-/// The limit of old ports that a flow still reads; the oldest is dropped first.
+/// The maximum number of old ports that a flow still reads. One more drops the oldest.
 const MAX_OLD: usize = 8;
 
-/// The size of a batch.
+/// The number of datagrams and capsules in a batch, and their total length.
 struct Load {
     count: usize,
     bytes: usize,
 }
 
 impl Load {
-    /// The work that a received batch causes.
+    /// Returns the work that a received batch causes, in units of one packet.
     fn work(batch: &Batch) -> usize {
         batch.datagrams.len() + batch.capsules.iter().map(Other::work).sum::<usize>()
     }
@@ -52,8 +52,8 @@ impl Load {
         Self { count: batch.len(), bytes: bytes.sum() }
     }
 
-    /// The bytes that were taken from it; `None` if nothing was, which is no progress. Taking an empty datagram is
-    /// progress.
+    /// Returns the number of bytes by which the batch shrank. Returns `None` if no datagram or capsule was removed: a
+    /// removed empty datagram is progress although it has no bytes.
     fn taken(&self, batch: &Batch) -> Option<usize> {
         let left = Self::of(batch);
         (left.count < self.count).then(|| self.bytes - left.bytes)
@@ -65,33 +65,33 @@ struct Relay<'a> {
     session: &'a Session,
     downstream: Port,
     upstream: Port,
-    /// The ports before moves, the latest last.
+    /// The upstream ports before each move, the most recent last.
     old: Vec<Old>,
     /// The move in progress.
     moving: Option<Moving>,
     /// The time of the last move, in milliseconds of the worker's clock.
     moved_at: Option<u64>,
-    /// The current upstream peer, as shown to operators.
+    /// The name of the current upstream peer, for logs and `/sessions`.
     peer: Option<Arc<str>>,
     reopen: Reopen<'a>,
     up: Batch,
     down: Batch,
-    /// The work of this turn.
+    /// The work that the current poll has received, in units of one packet.
     work: usize,
-    /// The last bytes from the downstream side are a fragment of a capsule.
+    /// True if the downstream port has received a part of a capsule whose rest is still to come.
     is_within: bool,
-    /// The addresses and routes that the downstream side signalled; they are replayed to a new upstream.
+    /// The addresses and routes that the downstream peer signalled. They are replayed to a new upstream.
     said: AdvertisedState,
-    /// The reset reasons for the downstream and the upstream stream in case of an error.
+    /// The reasons with which the downstream and the upstream stream are reset if the flow fails.
     resets: [Reset; 2],
 }
 
-/// True if the peer violated its protocol.
+/// True if the error reports a malformed message of the peer.
 fn is_malformed(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidData
 }
 
-/// Relays until one port ends. Stores a failure for the access log.
+/// Relays datagrams until one port ends. Stores a failure for the access log.
 pub async fn relay(downstream: Port, upstream: Port, session: &Session, reopen: Reopen<'_>) {
     session.entry.set_phase(&session.worker, Phase::Open);
     let mut relay = Relay {
@@ -118,14 +118,14 @@ pub async fn relay(downstream: Port, upstream: Port, session: &Session, reopen: 
         relay.downstream.push(held);
     }
     let failed = std::future::poll_fn(|cx| relay.poll(cx)).await;
-    // An end at a deleted device has ended or failed.
+    // If a port's device was deleted, the port ended or failed for that reason.
     let lost = [&relay.downstream, &relay.upstream].into_iter().find_map(Port::lost_device);
     if let Some(device) = lost {
         session.entry.fail(&Error::DeviceGone { device });
     }
     match failed {
-        // Most flows end by silence. A stream that is dropped without an end counts as a failure at the peer, which
-        // would log one for each flow.
+        // Most flows end by their idle timeout. They are closed cleanly, because a peer logs a stream that is dropped
+        // without an end as a failure.
         None | Some(Error::Idle(_)) => {
             let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| relay.poll_close(cx))).await;
         }
@@ -138,13 +138,13 @@ pub async fn relay(downstream: Port, upstream: Port, session: &Session, reopen: 
 }
 
 impl Relay<'_> {
-    /// Tells each port which one receives from it.
+    /// Sets each port as the one that sends what the other port receives.
     fn join(&mut self) {
         self.downstream.set_sink(&self.upstream);
         self.upstream.set_sink(&self.downstream);
     }
 
-    /// Tells each side how long its packets may be, and sends this node's own capsules.
+    /// Announces to each side how long its packets may be, and sends the capsules that this node itself generates.
     fn poll_own(&mut self, cx: &mut Context<'_>) {
         if self.session.entry.facts.kind == Kind::Ip {
             self.downstream.announce(self.upstream.capacity());
@@ -157,7 +157,7 @@ impl Relay<'_> {
         self.upstream.poll_own(cx, &self.session.worker);
     }
 
-    /// Ready with `None` at the clean end of the flow.
+    /// Drives the flow. Ready with `None` when the flow ends cleanly, and with the error when it fails.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Error>> {
         if let Poll::Ready(error) = self.session.entry.end.poll(cx) {
             return Poll::Ready(Some(error));
@@ -192,7 +192,7 @@ impl Relay<'_> {
         Poll::Pending
     }
 
-    /// Ready when every port has ended, or the session must stop at once.
+    /// Closes all ports. Ready when each of them has ended, or the session was ended for another reason than idleness.
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if matches!(self.session.entry.end.poll(cx), Poll::Ready(error) if !matches!(error, Error::Idle(_))) {
             return Poll::Ready(());
@@ -212,7 +212,7 @@ impl Relay<'_> {
             match ready!(self.downstream.poll_receive(cx, worker, &mut self.up)) {
                 Ok(true) => {}
                 Ok(false) => return Poll::Ready(Ok(false)),
-                // An end of this node waited in vain for the upstream.
+                // A device port fails to receive only if the upstream peer did not answer it in time.
                 Err(error) if matches!(self.downstream, Port::Device(_)) => {
                     return Poll::Ready(Err(self.far_error(&error)));
                 }
@@ -231,7 +231,7 @@ impl Relay<'_> {
         }
         match ready!(sent) {
             Ok(()) => Poll::Ready(Ok(true)),
-            // A capsule that a device cannot parse is the downstream's fault.
+            // The upstream port rejects a malformed capsule or datagram, which the downstream peer has sent.
             Err(error) if is_malformed(&error) => Poll::Ready(Err(self.near_error(&error))),
             Err(error) => Poll::Ready(Err(self.far_error(&error))),
         }
@@ -267,29 +267,29 @@ impl Relay<'_> {
     fn poll_old(&mut self, cx: &mut Context<'_>) {
         let worker = &self.session.worker;
         let down = &mut self.down;
-        // Only one port at a time is read: the batches of two may differ in form.
+        // Only one port is read into a batch, because `opened` applies to all datagrams of the batch.
         self.old.retain_mut(|old| !down.is_empty() || old.poll(cx, worker, down));
-        // Addresses and routes from an old port are outdated. More may follow them.
+        // Addresses and routes from an old port are outdated. More may follow them, so the task runs again.
         if !down.capsules.is_empty() {
             down.capsules.clear();
             cx.waker().wake_by_ref();
         }
     }
 
-    /// Moves the flow, make before break: it stays on its old port until the new one is open and ready. Ready with an
-    /// error if it may use neither.
+    /// Moves the flow, make before break: the flow stays on its old port until the new one is open and ready. Ready
+    /// with an error only if the flow may use neither port.
     fn poll_move(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let wanted = self.wanted();
         let under_way = self.moving.as_ref().map(|moving| &moving.route);
         if wanted.as_ref().map(Arc::as_ptr) != under_way.map(Arc::as_ptr) {
-            // A move that the document no longer demands is cancelled before it completes.
+            // A move to a route that is no longer wanted is cancelled before it completes.
             self.session.entry.peer.replace(self.peer.clone());
             self.moving = wanted.map(|route| Moving::begin(route, &self.said, self.reopen));
             let next = self.moved_at.map_or(0, |at| at + MOVES_APART);
             let early = Duration::from_millis(next.saturating_sub(self.session.worker.now()));
             let is_same_way = self.session.entry.moved.borrow().is_none();
             if let Some(moving) = self.moving.as_mut().filter(|_| is_same_way && !early.is_zero()) {
-                // Peers that drain right after they were reached would make the flow move all the time.
+                // Without this wait, peers that drain right after they accept the flow would make it move all the time.
                 moving.wait(&self.session.worker, early);
             }
         }
@@ -307,11 +307,12 @@ impl Relay<'_> {
         }
     }
 
-    /// The route of a move: a changed one, or the current one if its upstream peer drains.
+    /// Returns the route to which the flow should move: a changed one, or the current one if the upstream peer drains.
+    /// Returns `None` if the flow should stay.
     fn wanted(&self) -> Option<Arc<Route>> {
         if matches!(self.downstream, Port::Device(_)) && self.session.worker.is_draining() {
-            // A successor process has the device, and newer sessions. This process only finishes its own: a
-            // move would make this session the newest again, so that it takes their traffic and ends with it.
+            // A successor process uses the device and has newer sessions. A move would make this session the newest
+            // again: it would receive the traffic of the successor's sessions, and drop it when this process exits.
             return None;
         }
         let entry = &self.session.entry;
@@ -320,15 +321,15 @@ impl Relay<'_> {
         moved.or_else(|| if self.upstream.is_leaving() { again() } else { None })
     }
 
-    /// True if the flow may switch ports now. Incomplete capsules in either direction come first, and so do packets
-    /// that the old device has checked.
+    /// True if the flow may switch ports now. Before that, incomplete capsules in both directions must be completed,
+    /// and packets that the filter of the old device has passed must be sent.
     fn is_between(&self) -> bool {
         !self.downstream.is_within() && !self.is_within && self.down.is_empty() && !self.up.judged
     }
 
     fn switch(&mut self) {
         let Some((route, next)) = self.moving.take().and_then(Moving::arrive) else { return };
-        // Replays signalling since the request, and what the old port has not accepted.
+        // Sends capsules that arrived from downstream since the replay, and those that the old port has not accepted.
         self.up.capsules.retain(|other| !self.said.holds(other));
         let mut missed = self.said.again(&[]).beyond(&next.words).batch().capsules;
         missed.append(&mut self.up.capsules);
@@ -351,8 +352,7 @@ impl Relay<'_> {
         self.join();
     }
 
-    /// Logs a move, because connections may notice another upstream, and operators trace packets. `is_led`: a document
-    /// caused it.
+    /// Logs a move, because it changes the path of the packets. `is_led` is true if a configuration change caused it.
     fn tell_move(&self, route: &Route, from: &str, is_led: bool) {
         let facts = &self.session.entry.facts;
         let network = facts.network.map_or_else(|| facts.authority.to_string(), |network| network.to_string());
@@ -364,13 +364,13 @@ impl Relay<'_> {
         );
     }
 
-    /// Postpones the move after a failure. If a document demands the move and it is forbidden at the new place, the
-    /// flow ends.
+    /// Postpones the move after a failure. Returns an error, which ends the flow, if a configuration change demands the
+    /// move and the new upstream forbids the flow.
     fn stay(&mut self, failure: Failure) -> Result<(), Error> {
         let entry = &self.session.entry;
         entry.peer.replace(self.peer.clone());
         let Some(moving) = &mut self.moving else { return Ok(()) };
-        // A flow may stay on its own route.
+        // If no configuration change demands the move, the current route still permits the flow.
         if failure.is_final && entry.moved.borrow().is_some() {
             let route = &moving.route.name;
             return Err(Error::Reconfigured(format!("route {route} matches now: {}", failure.reason)));

@@ -1,8 +1,9 @@
-//! A tunnel of datagrams: capsules on a stream (RFC 9297, section 3), and QUIC datagrams if its connection has them.
+//! A tunnel of datagrams: capsules on a stream (RFC 9297, section 3), and QUIC datagrams if the connection supports
+//! them.
 //!
-//! In: a request's byte stream. Out: its datagrams, as bare payload for an end of the flow, or unchanged for another
-//! tunnel. A datagram that fits no packet is sent as a capsule: the stream is slower, but loses nothing. Never: the
-//! meaning of a payload.
+//! In: a request's byte stream. Out: its datagrams, as bare payload for a socket or device, or unchanged for another
+//! tunnel. A datagram that is too long for a QUIC packet is sent as a capsule: the stream is slower, but loses nothing.
+//! Never: the meaning of a payload.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,13 +23,14 @@ use crate::stream::h2::GATHER;
 use crate::stream::{ByteStream, Reset};
 use hermes_ip::mailbox::BATCH;
 
-/// The limit of bytes that one turn reads from the stream before it forwards them; one chunk may exceed it.
+/// The maximum number of bytes that are read from the stream before they are forwarded. The last chunk may exceed it.
 const MAX_READ_BYTES_PER_TURN: usize = 256 << 10;
-/// The limit of capsules in a turn, dropped ones included; capsules of known types count with their work.
+/// The maximum number of capsules that one poll decodes, including dropped ones. A capsule that this node parses counts
+/// as its work (`work_of`).
 const MAX_CAPSULES_PER_TURN: usize = 4 * BATCH;
-/// The context ID before a bare payload.
+/// The encoded context ID 0, which precedes the payload in a datagram (RFC 9298, section 5; RFC 9484, section 6).
 const CONTEXT: &[u8] = &[0];
-/// The capsules that nodes on the path parse, and that are replayed after a move.
+/// The types of CONNECT-IP capsules that every node on the path parses.
 const OF_IP: &[u64] = &[
     connect_ip::ADDRESS_ASSIGN,
     connect_ip::ADDRESS_REQUEST,
@@ -42,46 +44,48 @@ pub struct Tunnel {
     stream: ByteStream,
     datagrams: Option<Datagrams>,
     kind: Kind,
-    /// Received datagrams go to an end of the flow.
+    /// True if received datagrams lose their context ID, because a socket or device sends them.
     opens: bool,
     decoder: CapsuleDecoder,
-    /// Bytes that the stream has not taken yet.
+    /// Encoded capsules that the stream has not accepted yet.
     out: Bytes,
-    /// TLS may still hold back written bytes.
+    /// True if written bytes may still be in the buffer of TLS.
     flushing: bool,
     room: BytesMut,
-    /// A capsule that followed the datagrams of a batch, which sends its capsules first; it begins the next batch.
+    /// A capsule that followed datagrams on the stream. It begins the next batch, because a batch sends its capsules
+    /// before its datagrams.
     behind: Option<Other>,
-    /// The end of the stream, reported once everything before it is taken.
+    /// The end or the failure of the stream, which is reported once all data before it was received.
     ended: Option<io::Result<()>>,
     /// The number of QUIC datagrams that are still accepted after the end. Without this limit, a peer that keeps
     /// sending would hide the end.
     takes: usize,
-    /// Datagrams that fit no packet; they go on the stream.
+    /// Datagrams that are too long for a QUIC packet, and are sent on the stream.
     large: VecDeque<Bytes>,
-    /// The last sent bytes are a fragment of a capsule.
+    /// True if a part of a capsule was sent whose rest is still to be sent.
     is_within: bool,
-    /// The last received bytes are a fragment of a capsule.
+    /// True if a part of a capsule was received whose rest is still to come.
     is_heard_within: bool,
-    /// A batch of QUIC datagrams, before they are parsed.
+    /// The buffer for received QUIC datagrams before they are parsed.
     came: VecDeque<Bytes>,
-    /// Complete capsules that this node generates.
+    /// Encoded capsules that this node itself generates.
     own: BytesMut,
-    /// The longest packet that the peer can forward, as it announced.
+    /// The length in bytes of the longest IP packet that the peer announced to forward.
     told: usize,
-    /// The packet length that was last announced to the peer.
+    /// The packet length in bytes that this node last announced to the peer.
     said: usize,
-    /// The peer has announced its shutdown. `has_said_leaving`: this node has announced its own.
+    /// True if the peer has announced its shutdown.
     is_leaving: bool,
+    /// True if this node has announced its shutdown to the peer.
     has_said_leaving: bool,
 }
 
-/// An error for a malformed message of the peer, which resets the stream (RFC 9297, section 3.3).
+/// Returns an error for a malformed message of the peer. It resets the stream (RFC 9297, section 3.3).
 fn malformed(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// Finds the capsules about addresses and routes in these bytes.
+/// Returns type and payload of each complete capsule in these bytes whose type is in [`OF_IP`].
 pub(super) fn of_ip(bytes: Bytes) -> Vec<(u64, Bytes)> {
     let mut decoder = CapsuleDecoder::new(capsule::MAX_HTTP_DATAGRAM).keeping(OF_IP, connect_ip::MAX_CAPSULE);
     decoder.push(bytes);
@@ -122,36 +126,37 @@ impl Tunnel {
         }
     }
 
-    /// Sets whether received datagrams go to an end of the flow.
+    /// Sets whether received datagrams lose their context ID, because a socket or device sends them.
     pub(super) fn set_opens(&mut self, opens: bool) {
         self.opens = opens;
     }
 
-    /// The longest IP packet that avoids the stream here and on the path after it.
+    /// Returns the length in bytes of the longest IP packet that fits a QUIC datagram on this hop and on those after
+    /// it.
     pub(super) fn capacity(&self) -> usize {
         let own = self.datagrams.as_ref().and_then(Datagrams::most);
         own.map_or(capsule::MAX_PACKET, |most| most.saturating_sub(CONTEXT.len())).min(self.told)
     }
 
-    /// Sets the packet length that the peer announced.
+    /// Sets the maximum packet length in bytes that the peer announced.
     pub(super) fn set_told(&mut self, told: usize) {
         self.told = told.clamp(ip::MIN_MTU_V4, capsule::MAX_PACKET);
     }
 
-    /// Forces an announcement. The request described its hop before QUIC had probed it, and the peer knows its own end
-    /// of the hop. So the length of the path after this node is announced again, even if it is the same.
+    /// Makes the next call of [`Self::announce`] send its length even if that length has not changed. The request
+    /// announced a length before QUIC had probed the MTU of this hop.
     pub(super) fn has_said_less(&mut self) {
         self.said = 0;
     }
 
-    /// Announces to the peer how long its packets may be.
+    /// Announces to the peer how many bytes its packets may have, unless the announced length is the same already.
     pub(super) fn announce(&mut self, capacity: usize) {
         if std::mem::replace(&mut self.said, capacity) != capacity {
             self.send_capsule(connect_ip::MTU, &connect_ip::mtu_payload(capacity));
         }
     }
 
-    /// Continues with bytes that were already read from its stream.
+    /// Passes bytes to the decoder that were already read from the stream.
     pub(super) fn push(&mut self, ahead: Bytes) {
         self.decoder.push(ahead);
     }
@@ -160,12 +165,12 @@ impl Tunnel {
         self.is_within
     }
 
-    /// Queues a capsule before anything else.
+    /// Queues a capsule of this node. It is sent before all datagrams and forwarded capsules, but not inside one.
     pub(super) fn send_capsule(&mut self, kind: u64, payload: &[u8]) {
         capsule::put(&mut self.own, kind, payload);
     }
 
-    /// Sends this node's own capsules, as far as possible. A later send reports an error.
+    /// Sends the capsules that this node itself generates, as far as possible. A later `poll_send` reports an error.
     pub(super) fn poll_own(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) {
         if !self.own.is_empty() {
             let _ = self.poll_send(cx, worker, &mut Batch::default());
@@ -176,20 +181,21 @@ impl Tunnel {
         self.stream.bind(session);
     }
 
-    /// True if it accepted datagrams that it could not send yet.
+    /// True if this tunnel has accepted datagrams or capsules that it could not send yet.
     pub(super) fn holds_unsent(&self) -> bool {
         let waits = self.datagrams.as_ref().is_some_and(Datagrams::holds_unsent);
-        // Own capsules wait for the end of a forwarded capsule, whose rest must be received first.
+        // This node's own capsules wait until the capsule that is being forwarded is complete. They do not count here:
+        // the rest of that capsule would otherwise never be received.
         let own = !self.own.is_empty() && !self.is_within;
         self.flushing || !self.out.is_empty() || !self.large.is_empty() || own || waits
     }
 
-    /// True if its peer drains.
+    /// True if the peer drains.
     pub(super) fn is_leaving(&self) -> bool {
         self.is_leaving || self.stream.is_leaving()
     }
 
-    /// Announces this node's shutdown to the peer. Shared connections send GOAWAY instead.
+    /// Announces this node's shutdown to the peer, once. On a shared connection, GOAWAY does so instead.
     pub(super) fn say_leaving(&mut self) {
         if !self.stream.is_shared() && !std::mem::replace(&mut self.has_said_leaving, true) {
             self.send_capsule(connect_ip::LEAVING, &[]);
@@ -215,7 +221,7 @@ impl Tunnel {
         self.stream.abort_as(reset);
     }
 
-    /// Receives into the (empty) batch. False if the peer has ended the tunnel.
+    /// Receives datagrams and capsules into the (empty) batch. Returns false if the peer has ended the tunnel.
     pub(super) fn poll_receive(
         &mut self,
         cx: &mut Context<'_>,
@@ -234,7 +240,7 @@ impl Tunnel {
                     self.end(Err(error));
                 }
                 if batch.is_empty() {
-                    // All datagrams of the batch were dropped: nothing would wake the task for the next ones.
+                    // All received datagrams were dropped. No waker is registered for the next ones.
                     yield_to_network(cx);
                 }
             }
@@ -246,7 +252,7 @@ impl Tunnel {
         }
     }
 
-    /// Notes the end. Queued datagrams are forwarded first, unless the stream is malformed.
+    /// Records the end of the stream. Queued QUIC datagrams are still forwarded, unless the stream failed.
     fn end(&mut self, how: io::Result<()>) {
         let waiting = || self.datagrams.as_ref().map_or(0, Datagrams::waiting);
         self.takes = if how.is_ok() { waiting() } else { 0 };
@@ -276,7 +282,7 @@ impl Tunnel {
     }
 
     /// Reads all available frames, because forwarding them together costs less. Ready at the end of the stream. Pending
-    /// with an empty batch: nothing to forward has come yet.
+    /// with an empty batch if the stream has no data yet.
     fn poll_capsules(
         &mut self,
         cx: &mut Context<'_>,
@@ -295,7 +301,7 @@ impl Tunnel {
                 let was_leaving = self.is_leaving;
                 self.take_capsule(worker, capsule, batch)?;
                 if self.is_leaving && !was_leaving {
-                    // The reaction to a shutdown comes earlier in a turn, so another turn is needed.
+                    // The relay checks for a shutdown before it receives, so it must be polled again.
                     cx.waker().wake_by_ref();
                 }
             }
@@ -305,7 +311,7 @@ impl Tunnel {
                 || read >= MAX_READ_BYTES_PER_TURN
             {
                 if batch.is_empty() {
-                    // All of it was consumed here, and more may follow.
+                    // All data was consumed here, and the stream may have more: no waker is registered.
                     yield_to_network(cx);
                 }
                 return Poll::Pending;
@@ -313,7 +319,7 @@ impl Tunnel {
             let Some(chunk) = ready!(self.stream.poll_read(cx))? else {
                 return Poll::Ready(self.decoder.finish().map_err(malformed));
             };
-            // Copied: a small chunk would keep its whole read buffer alive.
+            // Small chunks are copied, because each of them would keep its whole read buffer alive.
             let is_kept = read == 0 || chunk.len() >= GATHER;
             read += chunk.len();
             self.decoder.push(if is_kept { chunk } else { Bytes::copy_from_slice(&chunk) });
@@ -338,8 +344,8 @@ impl Tunnel {
     }
 
     fn put_capsule(&mut self, capsule: Other, batch: &mut Batch) {
-        // A continued capsule goes along even beside QUIC datagrams, which would otherwise find the stream blocked by
-        // it.
+        // A fragment that continues a capsule joins the batch even after datagrams. An incomplete capsule would
+        // otherwise block the stream for datagrams that are too long for a QUIC packet.
         let is_within = matches!(capsule, Other::Piece { ends: false, .. });
         let goes_on = std::mem::replace(&mut self.is_heard_within, is_within);
         if goes_on || batch.datagrams.is_empty() {
@@ -362,7 +368,7 @@ impl Tunnel {
         Ok(())
     }
 
-    /// Sends the batch. Ready when all of it is sent.
+    /// Sends the batch. Ready when all datagrams and capsules are sent.
     pub(super) fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
@@ -391,7 +397,7 @@ impl Tunnel {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends everything that fits QUIC datagrams.
+    /// Sends the datagrams of the batch as QUIC datagrams. Moves those that are too long to `large`.
     fn poll_packets(&mut self, cx: &mut Context<'_>, batch: &mut Batch) -> Poll<io::Result<()>> {
         let Some(datagrams) = &mut self.datagrams else { return Poll::Ready(Ok(())) };
         let context = if batch.opened { CONTEXT } else { &[] };
@@ -405,7 +411,8 @@ impl Tunnel {
         datagrams.poll_flush(cx)
     }
 
-    /// Encodes the rest for the stream: one chunk, one DATA frame, one write. False if nothing is left.
+    /// Encodes capsules, and datagrams that are not sent as QUIC datagrams, into `out`: one DATA frame, one write.
+    /// Returns false if there are none.
     fn fill(&mut self, worker: &WorkerContext, batch: &mut Batch) -> bool {
         let room = &mut self.room;
         if !self.is_within {
@@ -422,7 +429,8 @@ impl Tunnel {
         }
         let waiting = if self.datagrams.is_some() { &mut self.large } else { &mut batch.datagrams };
         if self.is_within && !waiting.is_empty() {
-            // These datagrams came outside the stream, which an incomplete capsule blocks.
+            // An incomplete capsule blocks the stream. These datagrams were received as QUIC datagrams, and are dropped
+            // because nothing bounds the wait for the rest of the capsule.
             worker.shared.metrics.dropped("capsule-unfinished", waiting.len() as u64);
             waiting.clear();
         }

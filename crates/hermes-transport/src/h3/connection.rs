@@ -26,12 +26,12 @@ use crate::oneshot::Oneshot;
 use crate::runtime::WorkerContext;
 use crate::stream_error::StreamError;
 
-/// Received bytes of datagrams up to which chunks are kept without a copy.
+/// The total length of queued datagrams up to which a datagram is queued without a copy, in bytes.
 const UNCOPIED_BYTES: usize = 64 << 10;
-/// The length up to which a datagram is always copied: the copy costs next to nothing.
+/// A datagram shorter than this, in bytes, is always copied, because the copy costs next to nothing.
 const ALWAYS_COPIED_BYTES: usize = 512;
 
-/// The receive windows: bytes that a peer may send before they are read.
+/// The receive windows of a connection: the number of bytes that a peer may send before they are read.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
     /// The window of one stream.
@@ -46,37 +46,38 @@ pub struct Link {
     narrow: Arc<PathMonitor>,
     is_server: bool,
     windows: Windows,
-    /// Bytes that stalled streams add to the connection's window.
+    /// The number of bytes that stalled streams add to the connection's receive window.
     stalled: Cell<u64>,
-    /// Bytes of incomplete heads. They were read, so no window counts them.
+    /// The number of received bytes of incomplete heads. They were read from QUIC, so no receive window limits them.
     unfinished: Cell<usize>,
-    /// The peer's SETTINGS.
+    /// The peer's SETTINGS; `None` until they have arrived.
     settings: Cell<Option<Settings>>,
     settled: Oneshot<()>,
-    /// At a server: the client's handshake is confirmed. Earlier requests may be replays.
+    /// True at a server once the client's handshake is confirmed. Earlier requests may be replays.
     is_confirmed: Cell<bool>,
     confirming: Notify,
-    /// The first request ID that the peer will not process.
+    /// The ID in the peer's last GOAWAY; `None` if it sent none. A server's GOAWAY names the first request stream that
+    /// it will not process.
     goaway: Cell<Option<u64>>,
-    /// The first request ID that this node will not process.
+    /// Set to the ID for this node's GOAWAY when GOAWAY should be sent.
     farewell: Oneshot<u64>,
     /// The peer's last MAX_PUSH_ID; this node pushes nothing.
     most_pushes: Cell<u64>,
-    /// Types of the critical streams that the peer has opened.
+    /// The types of the critical streams (RFC 9114, section 6.2.1; RFC 9204, section 4.2) that the peer has opened.
     critical: RefCell<Vec<u64>>,
-    /// The queues of received datagrams, by quarter stream ID.
+    /// The queues of received HTTP datagrams, by quarter stream ID (RFC 9297, section 2.1).
     datagrams: RefCell<HashMap<u64, Rc<Inbox>>>,
-    /// Bytes in all queues.
+    /// The number of bytes in all queues of `datagrams`.
     waiting: Rc<Cell<usize>>,
     /// A lower bound of the free bytes in quinn's send buffer for datagrams.
     room: Cell<usize>,
 }
 
-/// The bytes that quinn adds for each queued datagram.
+/// The number of bytes by which quinn's send buffer shrinks for each queued datagram, in addition to its length.
 const DATAGRAM_OVERHEAD_BYTES: usize = size_of::<Bytes>();
 
 impl Link {
-    /// `windows` are those of the connection's configuration; the connection's window is set to its value.
+    /// Creates the state of a connection. `windows` are the configured receive windows; the connection's is set here.
     pub fn new(connection: quic::Connection, is_server: bool, windows: Windows) -> Rc<Self> {
         connection.set_receive_window(windows.connection.into());
         Rc::new(Self {
@@ -100,9 +101,9 @@ impl Link {
         })
     }
 
-    /// Reserves room for a datagram in quinn's send buffer; false if it is full, where quinn would drop the oldest.
-    /// Room only grows while nothing is sent. So quinn, whose query takes a lock, is asked once for all datagrams that
-    /// fit.
+    /// Reserves space for a datagram of `length` bytes in quinn's send buffer. Returns false if the buffer is full, in
+    /// which case quinn would drop the oldest datagram. The query of quinn takes a lock, so its result is used for as
+    /// many datagrams as fit: between two calls, quinn only frees space.
     pub(super) fn take_room(&self, length: usize) -> bool {
         let known = self.room.get();
         let room = if known < length { self.connection.datagram_send_buffer_space() } else { known };
@@ -111,12 +112,13 @@ impl Link {
         rest.is_some()
     }
 
-    /// Resets the known room, after a datagram was sent without a reservation.
+    /// Resets the stored lower bound of the free space, after a datagram was sent without a reservation.
     pub(super) fn forget_room(&self) {
         self.room.set(0);
     }
 
-    /// The longest QUIC datagram that the path carries now; `None`: the peer accepts none.
+    /// Returns the length in bytes of the longest QUIC datagram that the path carries now, or `None` if the peer does
+    /// not support QUIC datagrams.
     pub(super) fn max_datagram_size(&self) -> Option<usize> {
         let most = self.connection.max_datagram_size()?;
         if !self.narrow.is_narrow() {
@@ -128,22 +130,23 @@ impl Link {
         Some(most.saturating_sub(excess as usize))
     }
 
-    /// Received packets of at least QUIC's minimum MTU.
+    /// Returns the number of sent packets of at least 1,200 bytes (QUIC's minimum MTU) that the peer has acknowledged.
     pub fn arrived(&self) -> u64 {
         self.narrow.arrived()
     }
 
-    /// Sent packets that the peer has acknowledged.
+    /// Returns the number of sent ack-eliciting packets, of any length, that the peer has acknowledged.
     pub fn answered(&self) -> u64 {
         self.narrow.answered()
     }
 
-    /// The limit of unread bytes on one stream, within that of the connection.
+    /// Returns the receive window of one stream in bytes, which is never larger than that of the connection.
     pub fn stream_window(&self) -> u64 {
         self.windows.stream.min(self.windows.connection).into()
     }
 
-    /// Replaces a stalled stream's share of the connection's window.
+    /// Changes the number of bytes by which a stalled stream enlarges the connection's receive window, from `before` to
+    /// `now`.
     pub fn widen(&self, before: u64, now: u64) {
         if before != now {
             self.stalled.set(self.stalled.get() + now - before);
@@ -152,8 +155,9 @@ impl Link {
         }
     }
 
-    /// Replaces a stream's count of bytes in an incomplete head. False if all streams together exceed the larger of the
-    /// connection's window and the limit of one head.
+    /// Changes the number of bytes in a stream's incomplete head, from `before` to `now`. Returns false if it grew and
+    /// all incomplete heads together exceed the larger of the connection's receive window and `one`, the limit of one
+    /// head.
     pub fn holds_unfinished(&self, before: usize, now: usize, one: usize) -> bool {
         self.unfinished.set(self.unfinished.get() - before + now);
         now <= before || self.unfinished.get() <= one.max(self.windows.connection as usize)
@@ -164,7 +168,7 @@ impl Link {
         self.connection.close(number(code), reason.as_bytes());
     }
 
-    /// The peer's SETTINGS, once they have come.
+    /// Returns the peer's SETTINGS, or `None` if they have not arrived yet.
     pub fn settings(&self) -> Option<Settings> {
         self.settings.get()
     }
@@ -174,14 +178,15 @@ impl Link {
         self.is_server
     }
 
-    /// The ID of the first stream that a request can use. If the HTTP server dialled, the QUIC server opens the
-    /// requests (RFC 9000, section 2.1).
+    /// Returns the ID of the first stream that a request can use. If the HTTP server dialled, requests use the streams
+    /// that the QUIC server opens (RFC 9000, section 2.1).
     pub fn first_request(&self) -> u64 {
         let is_reversed = self.is_server == self.connection.side().is_client();
         u64::from(is_reversed)
     }
 
-    /// Waits for the peer's SETTINGS: extended CONNECT must not be sent before.
+    /// Waits for the peer's SETTINGS, before which extended CONNECT must not be sent. Returns `None` if the connection
+    /// closes before.
     pub async fn settled(&self) -> Option<Settings> {
         let closed = pin!(self.connection.closed());
         let settled = pin!(self.settled.wait());
@@ -189,7 +194,7 @@ impl Link {
         self.settings.get()
     }
 
-    /// Marks the handshake as confirmed, at a server: later requests are not replays.
+    /// Marks the handshake as confirmed at a server. Later requests are not replays.
     pub fn confirm(&self) {
         self.is_confirmed.set(true);
         self.confirming.notify_waiters();
@@ -199,30 +204,30 @@ impl Link {
         self.is_confirmed.get()
     }
 
-    /// Waits for the confirmation of the handshake; any number of streams may wait.
+    /// Waits until the handshake is confirmed. Any number of streams may wait.
     pub async fn confirmed(&self) {
         if !self.is_confirmed.get() {
             self.confirming.notified().await;
         }
     }
 
-    /// Sends GOAWAY: requests from this stream ID on are rejected.
+    /// Sends GOAWAY. This node rejects requests on streams with this ID and higher ones.
     pub fn say_goaway(&self, first_refused: u64) {
         self.farewell.set(first_refused);
     }
 
-    /// True if the peer takes no further request.
+    /// True if the peer accepts no further request, because it has sent GOAWAY or the connection is closed.
     pub fn is_going(&self) -> bool {
         self.goaway.get().is_some() || self.connection.close_reason().is_some()
     }
 
-    /// True if the peer's GOAWAY says that it processed nothing of this stream. The GOAWAY of a client names a push ID
-    /// instead.
+    /// True if the peer's GOAWAY states that the peer did not process this stream. The GOAWAY of a client is ignored,
+    /// because it names a push ID (RFC 9114, section 5.2).
     pub fn has_refused(&self, stream: u64) -> bool {
         !self.is_server && self.goaway.get().is_some_and(|first| stream >= first)
     }
 
-    /// The error of a stream whose connection failed.
+    /// Returns the error of a stream whose connection failed.
     pub fn lost(&self, stream: u64, error: &quic::ConnectionError) -> StreamError {
         if self.has_refused(stream) {
             return StreamError::of_code(Code::RequestRejected.value());
@@ -235,7 +240,7 @@ impl Link {
         Inbox::among(&self.waiting)
     }
 
-    /// Registers the queue for the datagrams of a stream; `None` removes it.
+    /// Registers the queue for the datagrams of a stream. `None` removes the queue.
     pub(super) fn deliver_to(&self, stream: u64, inbox: Option<Rc<Inbox>>) {
         let mut datagrams = self.datagrams.borrow_mut();
         match inbox {
@@ -244,8 +249,8 @@ impl Link {
         }
     }
 
-    /// Drives the connection's own streams and datagrams until it closes. `control` is this node's control stream, if
-    /// it was opened before (see [`greet`]).
+    /// Drives the unidirectional streams and the datagrams of the connection until it closes. `control` is this node's
+    /// control stream, or `None` if [`greet`] has not opened it yet.
     pub async fn drive(&self, worker: &WorkerContext, ours: Settings, control: Option<quic::SendStream>) {
         let mut streams = FuturesUnordered::new();
         let mut speaking = pin!(self.speak(ours, control));
@@ -288,8 +293,8 @@ impl Link {
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<Result<Bytes, quic::ConnectionError>>,
     ) {
         let most = worker.snapshot().limits.datagram_queue;
-        // Datagrams have no flow control: all streams together may queue what one may, or the connection's window if
-        // that is larger.
+        // Datagrams have no flow control. The queues of all streams together are limited to the larger of the
+        // connection's receive window and the limit of one queue.
         let most_of_all = most.max(self.windows.connection as usize);
         let mut touched: Option<Rc<Inbox>> = None;
         while let Poll::Ready(Ok(datagram)) = poll(cx) {
@@ -297,12 +302,13 @@ impl Link {
                 self.close(Code::DatagramError, "a datagram without a stream");
                 continue;
             };
-            // A datagram that came before its stream, or after its end, is dropped (RFC 9297, section 2.1).
+            // A datagram that arrives before the stream opens, or after it ends, is dropped (RFC 9297, section 2.1).
             let Some(inbox) = self.datagrams.borrow().get(&(stream / 4)).cloned() else {
                 worker.shared.metrics.dropped("no-stream", 1);
                 continue;
             };
-            // A datagram keeps its whole read buffer alive. So a short one is copied, and every one if many wait.
+            // A queued datagram keeps its whole read buffer alive. So short datagrams are copied, and all of them if
+            // many bytes are queued.
             let stands_alone = payload.len() < ALWAYS_COPIED_BYTES || self.waiting.get() > UNCOPIED_BYTES;
             let payload = if stands_alone { Bytes::copy_from_slice(&payload) } else { payload };
             let others = self.waiting.get() - inbox.bytes();
@@ -323,7 +329,7 @@ impl Link {
     }
 }
 
-/// The code as a QUIC integer.
+/// Returns an HTTP/3 error code as a QUIC integer.
 pub fn number(code: Code) -> quic::VarInt {
     // All codes fit 32 bits.
     quic::VarInt::from_u32(code.value() as u32)

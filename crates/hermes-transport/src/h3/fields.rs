@@ -1,8 +1,8 @@
 //! Field sections: heads and trailers of messages, encoded by QPACK (RFC 9204), and the checks for malformed messages
 //! (RFC 9114, sections 4.2 and 4.3).
 //!
-//! In: encoded sections, or heads. Out: heads, or encoded sections; none refers to a dynamic table. A section that two
-//! recipients could read as two different messages is rejected.
+//! In: encoded sections, or heads. Out: heads, or encoded sections, which never refer to a dynamic table. A section
+//! that two recipients could read as two different messages is rejected.
 
 use std::str::FromStr;
 
@@ -17,10 +17,10 @@ use http3::qpack::{self, DecoderError, HeaderField};
 use crate::error::Oversize;
 use hermes_wire::request_target::escaped;
 
-/// The limits of a section.
+/// The limits of a field section.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// The size as RFC 9114, section 4.2.2 counts it: 32 bytes a line are added.
+    /// The maximum size as RFC 9114, section 4.2.2, defines it: the bytes of names and values, plus 32 for each line.
     pub bytes: usize,
     pub lines: usize,
 }
@@ -28,7 +28,7 @@ pub struct Bounds {
 /// The reason why a section is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum FieldError {
-    /// QPACK cannot decode the section: the connection's state is no longer reliable.
+    /// QPACK cannot decode the section, which is an error of the connection (RFC 9204, section 6).
     #[error("a field section that QPACK cannot read: {0}")]
     Undecodable(DecoderError),
     /// The section exceeds the limits.
@@ -43,7 +43,7 @@ fn malformed<T>(what: impl Into<String>) -> Result<T, FieldError> {
     Err(FieldError::Malformed(what.into()))
 }
 
-/// The lines of a section: pseudo-header fields, each once and before the others, and the others.
+/// The lines of a decoded field section. Each pseudo-header field occurs at most once, before all regular fields.
 struct Section {
     pseudo: Vec<(&'static str, String)>,
     fields: HeaderMap,
@@ -112,7 +112,7 @@ impl Section {
         }
     }
 
-    /// Checks that no pseudo-header field is left, so that the message has only those of its kind.
+    /// Checks that all pseudo-header fields were taken. Any other one is not defined for this kind of message.
     fn has_no_more(&self) -> Result<(), FieldError> {
         match self.pseudo.first() {
             None => Ok(()),
@@ -121,7 +121,8 @@ impl Section {
     }
 }
 
-/// Decodes the head of a request. The protocol of an extended CONNECT is in the extensions, as with h2.
+/// Decodes the head of a request. The `:protocol` of an extended CONNECT becomes an extension of type
+/// `h2::ext::Protocol`, as in requests that h2 decodes.
 ///
 /// # Errors
 /// The section is too large or malformed.
@@ -156,7 +157,7 @@ pub fn read_request(block: Bytes, bounds: Bounds) -> Result<request::Parts, Fiel
         return malformed("a request names one host, in :authority, in Host, or alike in both");
     }
     let mut uri = http::uri::Parts::default();
-    // `Uri` allows no scheme without an authority; the target is in Host.
+    // `Uri` allows no scheme without an authority. A request without `:authority` names its target in Host.
     uri.scheme = scheme.filter(|_| authority.is_some());
     uri.authority = authority;
     uri.path_and_query = path;
@@ -199,18 +200,18 @@ pub fn read_trailers(block: Bytes, bounds: Bounds) -> Result<HeaderMap, FieldErr
     Ok(section.fields)
 }
 
-/// An encoded section.
+/// An encoded field section.
 pub struct Encoded {
     block: Bytes,
-    /// The size as section 4.2.2 counts it.
+    /// The size in bytes as RFC 9114, section 4.2.2, defines it.
     size: u64,
 }
 
 impl Encoded {
-    /// Returns the block if it is within the peer's limit; `None` is no limit.
+    /// Returns the encoded bytes if the size is within the peer's limit. With `None`, the peer has no limit.
     ///
     /// # Errors
-    /// The section is larger.
+    /// The section is larger than the limit.
     pub fn within(self, most: Option<u64>) -> Result<Bytes, Oversize> {
         match most {
             Some(most) if self.size > most => Err(Oversize { size: self.size, most }),
@@ -250,7 +251,7 @@ pub fn put_trailers(trailers: &HeaderMap) -> Encoded {
 fn put(mut lines: Vec<HeaderField>, headers: &HeaderMap) -> Encoded {
     lines.extend(headers.iter().map(|(name, value)| HeaderField::from((name.as_str(), value.as_bytes()))));
     let mut block = BytesMut::new();
-    // Encoding fails only for prefixes of more than eight bits, which do not occur here.
+    // Encoding fails only for integer prefixes of more than eight bits, which QPACK does not use.
     let size = qpack::encode_stateless(&mut block, lines).unwrap_or_default();
     Encoded { block: block.freeze(), size }
 }

@@ -1,7 +1,8 @@
 //! A queue of datagrams for a task of the same worker.
 //!
-//! In: datagrams, from the reader of a shared socket. Out: the same, in batches. Bounded in bytes: new datagrams
-//! displace the oldest, because receivers of live media want the newest.
+//! In: datagrams, from the task that reads a shared socket or connection. Out: the same datagrams, in batches. The
+//! queue is bounded in bytes. A new datagram displaces the oldest ones, because receivers of live media want the
+//! newest.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,23 +12,23 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use hermes_ip::mailbox::{BATCH, weight};
 
-/// Datagrams on their way to one task.
+/// The queue of datagrams for one task.
 #[derive(Default)]
 pub struct Inbox {
     datagrams: RefCell<VecDeque<Bytes>>,
     bytes: Cell<usize>,
-    /// The bytes in all queues under the same limit.
+    /// The number of bytes in all queues that share a limit with this one.
     total: Rc<Cell<usize>>,
     waker: Cell<Option<Waker>>,
 }
 
 impl Inbox {
-    /// A queue under a common limit; `total` counts the bytes in all queues.
+    /// Creates a queue that shares a limit with others. `total` is the number of bytes in all of these queues.
     pub fn among(total: &Rc<Cell<usize>>) -> Self {
         Self { datagrams: RefCell::default(), bytes: Cell::new(0), total: total.clone(), waker: Cell::new(None) }
     }
 
-    /// Queued bytes, overhead included.
+    /// Returns the number of queued bytes, including a fixed overhead for each datagram.
     pub fn bytes(&self) -> usize {
         self.bytes.get()
     }
@@ -36,7 +37,8 @@ impl Inbox {
         self.total.set(self.total.get() + bytes - self.bytes.replace(bytes));
     }
 
-    /// Queues a datagram; it displaces the oldest. Returns the number of dropped datagrams.
+    /// Queues a datagram. If the queue then exceeds `most` bytes, the oldest datagrams are dropped, and their number is
+    /// returned. Does not wake the task: see [`Self::wake`].
     pub fn push(&self, datagram: Bytes, most: usize) -> u64 {
         let mut datagrams = self.datagrams.borrow_mut();
         let mut bytes = self.bytes.get() + weight(&datagram);
@@ -52,19 +54,19 @@ impl Inbox {
         dropped
     }
 
-    /// Wakes the task for new datagrams.
+    /// Wakes the task that waits for datagrams.
     pub fn wake(&self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }
     }
 
-    /// Registers the task for the next datagram, without taking any.
+    /// Registers the task to be woken for the next datagram.
     pub fn watch(&self, cx: &Context<'_>) {
         self.waker.set(Some(cx.waker().clone()));
     }
 
-    /// Takes a batch, into an empty one.
+    /// Moves queued datagrams into an empty batch. Pending if the queue is empty.
     pub fn poll_take(&self, cx: &Context<'_>, batch: &mut VecDeque<Bytes>) -> Poll<()> {
         let mut datagrams = self.datagrams.borrow_mut();
         if datagrams.is_empty() {
@@ -81,7 +83,7 @@ impl Inbox {
         Poll::Ready(())
     }
 
-    /// The number of queued datagrams.
+    /// Returns the number of queued datagrams.
     pub fn count(&self) -> usize {
         self.datagrams.borrow().len()
     }

@@ -1,8 +1,9 @@
 //! The access log: one JSON object for each session, written outside the workers.
 //!
-//! In: ends of sessions. Out: lines on standard output or in a file. A worker collects lines, and passes whole buffers
-//! to one writer thread. If that thread lags (a full disk, a blocked pipe), buffers are dropped and counted: traffic
-//! never waits for its log. Never: header values, query strings or bodies, which may hold secrets.
+//! In: ends of sessions. Out: lines on standard output, standard error or in a file. A worker collects lines, and
+//! passes whole buffers to one writer thread. If that thread lags (a full disk, a blocked pipe), buffers are dropped
+//! and counted, so that traffic never waits for the log. Never: header values, query strings or bodies, which may
+//! contain secrets.
 
 mod line;
 
@@ -25,25 +26,25 @@ use crate::error::Side;
 use crate::metrics::{ErrorLabels, SessionLabels, SessionMetrics};
 use crate::runtime::session::Record;
 
-/// The size at which a buffer is passed on; smaller ones are passed on at the next tick.
+/// The size in bytes from which a buffer is passed to the writer at once. A smaller one is passed at the next tick.
 const FLUSH_BYTES: usize = 32 << 10;
-/// The limit of buffers in the writer's queue: 16 MiB at most.
+/// The maximum number of buffers in the writer's queue, which then contains about 16 MiB.
 const QUEUE: usize = 512;
 
-/// The time that shutdown waits for a log that accepts no writes.
+/// The time for which shutdown waits for a log that accepts no writes.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 enum Message {
     Lines(Vec<u8>),
-    /// Opens the target again.
+    /// Makes the writer open the target in [`Next`].
     Look,
 }
 
-/// The next target of the writer.
+/// The target that the writer should open next.
 #[derive(Default)]
 struct Next {
     log: Mutex<Option<AccessLog>>,
-    /// True if the queue was full when the log was to be reopened. The writer then reopens it at its next message.
+    /// True if the queue had no room for [`Message::Look`]. The writer then reopens the log at its next message.
     overdue: AtomicBool,
 }
 
@@ -53,20 +54,20 @@ impl Next {
     }
 }
 
-/// The sending end of the writer's queue, for workers and the node.
+/// The sender of the writer's queue, for workers and the node.
 #[derive(Clone)]
 pub struct LogSender(SyncSender<Message>);
 
-/// The writer thread. Dropping this waits until everything is written, if that is possible.
+/// The writer thread. Dropping this value waits until all queued lines are written, but at most two seconds.
 pub struct LogWriter {
     sender: LogSender,
     next: Arc<Next>,
-    /// A channel without messages, which closes when the thread ends.
+    /// A channel without messages, which closes when the writer thread ends.
     ended: Receiver<()>,
 }
 
 impl LogWriter {
-    /// Starts the writer.
+    /// Starts the writer thread. `lost` counts entries that could not be written.
     ///
     /// # Errors
     /// The target cannot be opened.
@@ -87,8 +88,8 @@ impl LogWriter {
         self.sender.clone()
     }
 
-    /// Opens the target again: the file may have been rotated, or the document names another. Does not wait: a blocked
-    /// writer opens it once it continues.
+    /// Makes the writer open the target again, because the file may have been rotated, or the document names another.
+    /// Does not wait: a writer that is blocked opens the target when its write completes.
     pub fn reopen(&self, log: AccessLog) {
         *self.next.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log);
         if self.sender.0.try_send(Message::Look).is_err() {
@@ -99,7 +100,7 @@ impl LogWriter {
 
 impl Drop for LogWriter {
     fn drop(&mut self) {
-        // Without senders (the workers have ended), the thread writes the rest and ends.
+        // This drops the last sender, because the workers have ended. The thread then writes the rest and ends.
         self.sender = LogSender(sync_channel(0).0);
         if self.ended.recv_timeout(LAST_WORDS) == Err(RecvTimeoutError::Timeout) {
             tracing::error!("the access log accepts no data; its last entries are lost");
@@ -107,10 +108,10 @@ impl Drop for LogWriter {
     }
 }
 
-/// A file that lines are appended to.
+/// A file to which lines are appended.
 struct Lines {
     file: File,
-    /// The last line was written in part; the next write ends it first.
+    /// True if the last line was written partly. The next write ends that line with a newline first.
     is_torn: bool,
 }
 
@@ -119,8 +120,8 @@ impl Lines {
         Self { file, is_torn: false }
     }
 
-    /// Writes whole lines as far as the system accepts them. The error has the number of lines that were not written
-    /// whole, and the cause.
+    /// Writes lines until the system rejects a write. The error contains the number of lines that were not written
+    /// completely, and the cause.
     fn write(&mut self, lines: &[u8]) -> Result<(), (usize, std::io::Error)> {
         let count = |bytes: &[u8]| bytes.iter().filter(|byte| **byte == b'\n').count();
         if self.is_torn {
@@ -133,7 +134,7 @@ impl Lines {
         })
     }
 
-    /// Writes bytes. The error has the number of bytes written before the failure.
+    /// Writes bytes. The error contains the number of bytes that were written before the failure, and the cause.
     fn write_some(&mut self, bytes: &[u8]) -> Result<(), (usize, std::io::Error)> {
         let mut written = 0;
         while written < bytes.len() {
@@ -153,8 +154,7 @@ type Target = Option<Lines>;
 fn open(log: &AccessLog) -> std::io::Result<Target> {
     Ok(match log {
         AccessLog::Off => None,
-        // Written without the buffer of the standard library, which does not report how much was written before an
-        // error.
+        // The buffered handles of the standard library do not report how many bytes were written before an error.
         AccessLog::Stdout => Some(Lines::new(File::from(std::io::stdout().as_fd().try_clone_to_owned()?))),
         AccessLog::Stderr => Some(Lines::new(File::from(std::io::stderr().as_fd().try_clone_to_owned()?))),
         AccessLog::File(path) => {
@@ -168,18 +168,18 @@ fn open(log: &AccessLog) -> std::io::Result<Target> {
     })
 }
 
-/// Checks that this log can be written, before a document is applied.
+/// Checks that this log can be opened for writing. Called before a document is applied.
 pub fn probe(log: &AccessLog) -> std::io::Result<()> {
     open(log).map(drop)
 }
 
 fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target, lost: &Counter) {
-    // Logged once until it works again: the program's own log may be on the same full disk.
+    // A failure is logged once until a write succeeds, because the program's own log may be on the same full disk.
     let mut fails = false;
     while let Ok(message) = receiver.recv() {
         let look = matches!(message, Message::Look) || next.overdue.swap(false, Ordering::AcqRel);
         if let (Message::Lines(lines), Some(writer)) = (message, &mut *target) {
-            // A failure of the log must not stop traffic; the next reload may fix it.
+            // A failure of the log must not stop traffic. The next reload may fix it.
             let written = writer.write(&lines);
             if let Err((count, _)) = &written {
                 lost.inc_by(*count as u64);
@@ -201,7 +201,7 @@ fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target, los
     }
 }
 
-/// A worker's buffer, and its cached metric handles.
+/// A worker's buffer of access-log lines, and its cached metric handles.
 pub struct Records {
     node: Arc<str>,
     sender: LogSender,
@@ -223,17 +223,17 @@ impl Records {
         }
     }
 
-    /// Follows the document's `access-log`.
+    /// Sets whether entries are written, as the document's `access-log` demands.
     pub fn set_enabled(&self, enabled: bool) {
         self.enabled.set(enabled);
     }
 
-    /// Drops cached handles, because routes may have been removed.
+    /// Drops the cached metric handles, because routes may have been removed.
     pub fn forget_handles(&self) {
         self.handles.borrow_mut().clear();
     }
 
-    /// Counts a session that ended, and writes its entry.
+    /// Counts a session that ended, and adds its entry to the buffer.
     pub fn end(&self, worker: &WorkerContext, record: &Record<'_>) {
         self.count(worker, record);
         if !self.enabled.get() {
@@ -247,7 +247,7 @@ impl Records {
         }
     }
 
-    /// Passes the collected lines to the writer.
+    /// Passes the collected lines to the writer. If its queue is full, they are dropped and counted.
     pub fn flush(&self, worker: &WorkerContext) {
         let mut buffer = self.buffer.borrow_mut();
         if buffer.is_empty() {

@@ -1,8 +1,8 @@
-//! The context of one worker, for all of its tasks.
+//! The state that all tasks of one worker share.
 //!
 //! In: the ticks of the worker's loop, and the document of each new generation. Out: time, random numbers, IDs, tasks,
 //! buffers, and the worker's tables. Workers share only counters, health, the log and devices, so only devices take a
-//! lock for traffic. Every task belongs to the worker's set, and ends with it.
+//! lock for traffic. Every task belongs to the worker's task set, and ends with the worker.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -25,17 +25,17 @@ use super::fair_shares::{Entries, Shares};
 use super::session::SessionTables;
 use crate::token_bucket::TokenBucket;
 
-/// The limit of ICMP errors of a worker in a second; each session has a much lower one.
+/// The maximum number of ICMP errors that a worker sends in a second. Each session has a much lower limit.
 const MAX_ICMP_ERRORS_PER_SECOND: u32 = 2000;
-/// The size of a block of session IDs.
+/// The number of session IDs that a worker reserves at a time.
 const ID_BLOCK: u64 = 1024;
 
-/// The running document, with a reference count of this worker alone. Requests on two workers would contend for the
-/// cache line of a shared atomic count.
-#[allow(clippy::redundant_allocation)] // See above.
+/// The running snapshot. The outer `Rc` has a reference count that only this worker changes: workers would contend for
+/// the cache line of the inner, atomic count.
+#[allow(clippy::redundant_allocation)] // The comment above gives the reason.
 type CurrentSnapshot = Rc<Arc<Snapshot>>;
 
-/// The context of a worker's tasks.
+/// The state that all tasks of one worker share.
 pub struct WorkerContext {
     pub shared: Arc<Shared>,
     /// The worker's number in the node.
@@ -44,21 +44,21 @@ pub struct WorkerContext {
     pub records: Records,
     pub resolver: Resolver,
     pub udp_buffer: RefCell<ReceiveBuffer>,
-    /// The buffer in which a run of datagrams is assembled for one send.
+    /// The buffer in which several datagrams are assembled for one system call.
     pub udp_run: RefCell<Vec<u8>>,
-    /// The tasks of QUIC.
+    /// The worker's tasks that drive QUIC endpoints.
     pub quic: EndpointTasks,
-    /// The worker's entries in tables that are shared among clients.
+    /// The worker's entries in the bounded tables, such as connections and tunnels.
     pub entries: Entries,
     snapshot: RefCell<CurrentSnapshot>,
-    /// The tables of flows of the document's listeners.
+    /// The flow tables of all listeners in the snapshot.
     listener_shares: RefCell<Vec<Arc<Shares>>>,
     tasks: RefCell<JoinSet<()>>,
     icmp_errors: TokenBucket,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
     draining: Cell<bool>,
-    /// The next session ID and the end of the worker's block.
+    /// The next session ID, and the first ID after the worker's reserved ones.
     ids: Cell<(u64, u64)>,
 }
 
@@ -87,17 +87,19 @@ impl WorkerContext {
         }
     }
 
-    /// Milliseconds of the node's clock at the last tick; precise enough for timeouts of seconds.
+    /// Returns the time of the last tick in milliseconds of the node's clock, which is precise enough for timeouts of
+    /// seconds.
     pub fn now(&self) -> u64 {
         self.clock.get()
     }
 
-    /// The running document. Hold it for one decision, not for a session.
+    /// Returns the running snapshot. Callers should keep it for one decision, not for a session: it would stay in
+    /// memory after a reload.
     pub fn snapshot(&self) -> CurrentSnapshot {
         self.snapshot.borrow().clone()
     }
 
-    /// Runs another document from now on. `listener_shares` are the tables of flows of its listeners.
+    /// Replaces the running snapshot. `listener_shares` are the flow tables of its listeners.
     pub fn set_snapshot(&self, snapshot: Arc<Snapshot>, listener_shares: Vec<Arc<Shares>>) {
         self.records.set_enabled(snapshot.access_log != AccessLog::Off);
         self.records.forget_handles();
@@ -105,7 +107,7 @@ impl WorkerContext {
         self.listener_shares.replace(listener_shares);
     }
 
-    /// Calls `act` for the table of flows of each listener.
+    /// Calls `act` with the flow table of each listener.
     pub fn each_listener_shares(&self, act: impl FnMut(&Arc<Shares>)) {
         self.listener_shares.borrow().iter().for_each(act);
     }
@@ -114,18 +116,18 @@ impl WorkerContext {
         self.draining.get()
     }
 
-    /// Accepts no further connection: the node shuts down.
+    /// Makes new connections drain as soon as they are accepted, because the node shuts down.
     pub fn begin_draining(&self) {
         self.draining.set(true);
     }
 
-    /// Random numbers, not for secrets.
+    /// Returns two random numbers that must not be used as secrets.
     pub fn random(&self) -> (u128, u64) {
         let mut rng = self.rng.borrow_mut();
         (rng.random(), rng.random())
     }
 
-    /// A session ID, unique in the process.
+    /// Returns a session ID that is unique in the process.
     pub fn next_id(&self) -> u64 {
         let (mut next, mut end) = self.ids.get();
         if next == end {
@@ -136,17 +138,17 @@ impl WorkerContext {
         next
     }
 
-    /// True if an ICMP error may be sent now; their rate is limited (RFC 1812, section 4.3.2.8).
+    /// True if an ICMP error may be sent now. Counts the error. The rate is limited (RFC 1812, section 4.3.2.8).
     pub fn may_send_icmp_error(&self) -> bool {
         self.icmp_errors.takes(self.now(), MAX_ICMP_ERRORS_PER_SECOND)
     }
 
-    /// Runs a task that ends with the worker at the latest.
+    /// Spawns a task. It is aborted when the worker ends.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) -> AbortHandle {
         self.tasks.borrow_mut().spawn_local(task)
     }
 
-    /// Advances the clock, and ends sessions and connections that exceeded a timeout.
+    /// Advances the clock, ends sessions and connections that exceeded a timeout, and flushes the access log.
     pub fn tick(&self) {
         self.clock.set(self.shared.now());
         self.tables.sweep(self);
@@ -159,12 +161,12 @@ impl WorkerContext {
         !self.tasks.borrow().is_empty()
     }
 
-    /// Waits for the end of one task.
+    /// Waits until one task ends, and removes it from the set.
     pub async fn reap(&self) {
         std::future::poll_fn(|cx| self.tasks.borrow_mut().poll_join_next(cx)).await;
     }
 
-    /// Ends every session and every task. Sessions write their access-log entries when dropped.
+    /// Ends every session and aborts every task. Sessions write their access-log entries when their tasks drop them.
     pub async fn end(&self) {
         self.tables.end_all();
         let mut tasks = std::mem::take(&mut *self.tasks.borrow_mut());
@@ -173,9 +175,9 @@ impl WorkerContext {
     }
 }
 
-/// Schedules another poll of the task after network events and all other tasks; `wake_by_ref` would poll it before
-/// them.
+/// Schedules another poll of the current task after all other tasks and pending network events. `wake_by_ref` would
+/// schedule the poll before the network events.
 pub fn yield_to_network(cx: &mut Context<'_>) {
-    // The first poll of `yield_now` schedules that; dropping the future undoes nothing.
+    // The first poll of `yield_now` schedules the task. Dropping the future does not undo this.
     let _ = pin!(tokio::task::yield_now()).poll(cx);
 }

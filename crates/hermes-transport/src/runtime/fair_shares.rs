@@ -1,10 +1,10 @@
-//! Shares of bounded tables: one mechanism for connections, tunnels, flows and DNS queries.
+//! Fair shares of bounded tables: one mechanism for connections, tunnels, flows and DNS queries.
 //!
-//! In: entries, each with its owner, and with a holder that can be displaced. Out: whether an owner may have one more.
-//! A full table displaces entries of the owner that has most, the longest idle first (`runtime/fair_shares/ledger.rs` decides, for
-//! all workers; each worker displaces its own). If that frees nothing, idle entries of this worker are displaced: those
-//! of the same owner, or anybody's for an owner that has none. One short lock when an entry begins and when it ends;
-//! never a lock for the bytes that pass through it.
+//! In: entries, each with its owner, and with a holder that can be displaced. Out: whether an owner may have one more
+//! entry. A full table displaces entries of the owner with the most entries, the longest idle first. The [`Ledger`]
+//! chooses that owner for all workers, and each worker displaces its own entries. If the ledger frees nothing, idle
+//! entries of this worker are displaced: those of the same owner, or those of any owner if the newcomer has none. The
+//! ledger is locked briefly when an entry begins and when it ends, but not for the traffic of a connection or flow.
 
 mod ledger;
 
@@ -19,28 +19,29 @@ use slab::Slab;
 pub use self::ledger::{Ledger, Owner, Verdict};
 use super::WorkerContext;
 
-/// The holder of an entry, which can be displaced.
+/// The connection, flow or session that occupies an entry of a bounded table. Displacing the holder frees the entry.
 pub trait Holder {
-    /// True if no request or byte is in flight: a newcomer of the same owner may displace it.
+    /// True if the holder has no request or byte in flight, so that a newcomer of the same owner may displace it. `now`
+    /// is in milliseconds of the node's clock.
     fn is_idle(&self, now: u64) -> bool;
-    /// False if the client's address may be forged: it has not sent again after an answer. Such entries are displaced
-    /// before all others.
+    /// False if the client's address may be forged, because the client has not sent again after an answer. Such holders
+    /// are displaced before all others.
     fn is_answered(&self) -> bool {
         true
     }
-    /// The time of its last use, in milliseconds of the node's clock.
+    /// Returns the time of the last use, in milliseconds of the node's clock.
     fn used_at(&self) -> u64;
-    /// True if it is ending already.
+    /// True if the holder is ending already.
     fn is_ending(&self) -> bool;
-    /// Ends it now.
+    /// Ends the holder now.
     fn displace(&self);
 }
 
-/// The owners of one table's entries, on all workers.
+/// A bounded table that all workers share: the number of entries of each owner.
 #[derive(Debug, Default)]
 pub struct Shares {
     ledger: Mutex<Ledger>,
-    /// True if some owner owes entries that no worker has chosen yet.
+    /// True if some owner must lose entries, and no worker has chosen them yet.
     has_debtors: AtomicBool,
 }
 
@@ -50,13 +51,13 @@ impl Shares {
     }
 }
 
-/// The bound of a table.
+/// The maximum number of entries in a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// The name of the limit.
+    /// The name of the limit, for metrics.
     pub name: &'static str,
     pub limit: usize,
-    /// The entries of the limit that are reserved for peers.
+    /// The number of entries, out of `limit`, that are reserved for authenticated owners.
     pub reserve: usize,
 }
 
@@ -65,22 +66,22 @@ pub struct Bound {
 pub struct Entries {
     all: RefCell<Slab<Entry>>,
     begun: Cell<u64>,
-    /// Tables in which an owner, or (`None`) anybody, had no idle entry since the last tick, so that a flood searches
-    /// them once.
+    /// Tables in which a search since the last tick found no idle entry of this owner, or, with `None`, of any owner.
+    /// The same search is not repeated before the next tick, so that a flood of newcomers costs one search.
     unyielding: RefCell<Vec<(Arc<Shares>, Option<Owner>)>>,
 }
 
 struct Entry {
-    /// A number in the order in which entries began.
+    /// The entry's number in the order in which entries of this worker began.
     number: u64,
     shares: Arc<Shares>,
     owner: Owner,
-    /// True if the entry was displaced and is ending.
+    /// True if the entry's holder was displaced and is ending. The ledger no longer counts the entry for its owner.
     is_owed: bool,
     holder: Option<Weak<dyn Holder>>,
 }
 
-/// An entry that can be displaced.
+/// An entry that may be displaced, with the properties that decide the order.
 struct Candidate {
     holder: Rc<dyn Holder>,
     key: usize,
@@ -89,23 +90,26 @@ struct Candidate {
     is_answered: bool,
 }
 
-/// Idle entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
+/// The divisor of a table's limit that gives the number of idle entries displaced at once. Each search examines all
+/// entries, so displacing one entry at a time would cost too much.
 const BATCH: usize = 128;
-/// The share of a worker's entries in a table, one in this many, for clients whose address may be forged. Beyond it,
-/// these displace one another and not the idle entries of clients that were answered.
+/// The divisor of a worker's entries in a table that gives the number of entries for clients whose address may be
+/// forged. If there are more such clients, they displace one another, and not the idle entries of clients that were
+/// answered.
 const UNANSWERED: usize = 8;
-/// The limit of `unyielding`, for unauthenticated clients and for peers each, so that a flood of the former leaves
-/// peers their searches. Beyond it, no search runs for more of them until the next tick.
+/// The maximum number of entries in `unyielding` for unauthenticated clients, and again for authenticated ones. Beyond
+/// it, no search runs for that kind of client until the next tick. A flood of the one kind leaves the other its
+/// searches.
 const MAX_UNYIELDING: usize = 16;
 
-/// An entry of a table. Dropping it returns the entry.
+/// An owner's entry in a table. Dropping it returns the entry to the table.
 pub struct Share {
     worker: Rc<WorkerContext>,
     key: usize,
 }
 
 impl Share {
-    /// Takes an entry for this owner. `None`, and counted, if the table has no room.
+    /// Takes an entry for this owner. Returns `None`, and counts the reached limit, if the table has no room.
     pub fn take(worker: &Rc<WorkerContext>, shares: &Arc<Shares>, owner: Owner, bound: Bound) -> Option<Self> {
         worker.entries.make_room(worker, shares, &owner, bound).then(|| {
             let number = worker.entries.begun.get();
@@ -115,7 +119,7 @@ impl Share {
         })
     }
 
-    /// Sets the entry's holder. From now on, a full table may displace it.
+    /// Sets the entry's holder. From now on, the holder may be displaced when the table is full.
     pub fn is_held_by<H: Holder + 'static>(&self, holder: &Rc<H>) {
         if let Some(entry) = self.worker.entries.all.borrow_mut().get_mut(self.key) {
             let holder: Weak<H> = Rc::downgrade(holder);
@@ -123,7 +127,7 @@ impl Share {
         }
     }
 
-    /// The key for [`Entries::pass_to`].
+    /// Returns the key for [`Entries::pass_to`].
     pub fn key(&self) -> usize {
         self.key
     }
@@ -139,7 +143,8 @@ impl Drop for Share {
 }
 
 impl Entries {
-    /// Passes an entry to its real owner. False, and counted, if the table has no room for that owner.
+    /// Changes the owner of an entry when the client's identity becomes known. Returns false if the entry was
+    /// displaced, or if the table has no room for that owner; the latter is counted as a reached limit.
     pub fn pass_to(&self, worker: &WorkerContext, key: usize, owner: Owner, bound: Bound) -> bool {
         let known = |entry: &Entry| (entry.shares.clone(), entry.owner.clone());
         let Some((shares, former)) = self.all.borrow().get(key).filter(|entry| !entry.is_owed).map(known) else {
@@ -149,10 +154,10 @@ impl Entries {
             return true;
         }
         shares.ledger().give_back(&former);
-        // Without a holder, no worker can displace it while it belongs to neither owner.
+        // Without a holder, the entry cannot be displaced while it belongs to neither owner.
         let holder = self.all.borrow_mut().get_mut(key).and_then(|entry| entry.holder.take());
         if !self.make_room(worker, &shares, &owner, bound) {
-            // Dropping the entry must return nothing.
+            // The ledger no longer counts the entry, so dropping its `Share` must not return it again.
             self.all.borrow_mut().remove(key);
             return false;
         }
@@ -182,13 +187,13 @@ impl Entries {
         verdict != Verdict::Full
     }
 
-    /// Displaces this worker's part of the entries that owners of a table owe.
+    /// Displaces entries of this worker whose owners must lose entries of the table.
     fn pay(&self, now: u64, shares: &Arc<Shares>) {
         if !shares.has_debtors.load(Ordering::Acquire) {
             return;
         }
         let debtors = shares.ledger().debtors();
-        // A single pass over all entries, however many debtors there are.
+        // All debtors are served by one pass over the entries.
         let mut of_debtors: HashMap<Owner, Vec<Candidate>> = debtors.into_iter().map(|owner| (owner, vec![])).collect();
         for candidate in self.candidates(now, shares, |owner| of_debtors.contains_key(owner)) {
             let all = self.all.borrow();
@@ -202,18 +207,18 @@ impl Entries {
         }
         let ledger = shares.ledger();
         if ledger.debtors().is_empty() {
-            // Under the lock: another worker sets it after it has added a debtor.
+            // The ledger stays locked here, because another worker sets this flag after it has added a debtor.
             shares.has_debtors.store(false, Ordering::Release);
         }
     }
 
-    /// Called at each tick.
+    /// Permits new searches, and displaces entries for newcomers of other workers. Called at each tick.
     pub fn tick(&self, worker: &WorkerContext) {
         self.unyielding.borrow_mut().clear();
         self.displace_for_others(worker);
     }
 
-    /// Displaces what is owed to clients of other workers.
+    /// Displaces entries of this worker in all tables, if newcomers of other workers need them.
     pub fn displace_for_others(&self, worker: &WorkerContext) {
         let now = worker.now();
         self.pay(now, &worker.shared.connections);
@@ -221,7 +226,7 @@ impl Entries {
         worker.each_listener_shares(|shares| self.pay(now, shares));
     }
 
-    /// Displaces idle entries for a newcomer. False if there are none.
+    /// Displaces idle entries of this worker for a newcomer. Returns false if there are none.
     fn displace_idle(&self, now: u64, shares: &Arc<Shares>, newcomer: &Owner, limit: usize) -> bool {
         let has_none = shares.ledger().entries(newcomer) == 0;
         let whose = (!has_none || newcomer.is_peer).then(|| newcomer.clone());
@@ -235,7 +240,8 @@ impl Entries {
         let may_go = |owner: &Owner| owner == newcomer || has_none && (newcomer.is_peer || !owner.is_peer);
         let mut candidates = self.candidates(now, shares, may_go);
         let room_of_unanswered = candidates.len() / UNANSWERED;
-        // An owner's own entries may be about to be answered; those of others may be forged.
+        // A busy entry of the newcomer itself is never displaced, because it may be about to be answered. A busy entry
+        // of another owner is displaced if its address may be forged.
         candidates.retain(|candidate| !candidate.is_busy || has_none && !candidate.is_answered);
         let unanswered = candidates.iter().filter(|candidate| !candidate.is_answered).count();
         if unanswered > room_of_unanswered {
@@ -252,7 +258,7 @@ impl Entries {
         true
     }
 
-    /// Entries of a table whose owners fit, without those that are ending.
+    /// Returns the entries of a table whose owners satisfy `fits`, except those that are ending.
     fn candidates(&self, now: u64, shares: &Arc<Shares>, fits: impl Fn(&Owner) -> bool) -> Vec<Candidate> {
         let all = self.all.borrow();
         let of_table = all.iter().filter(|(_, entry)| Arc::ptr_eq(&entry.shares, shares) && !entry.is_owed);
@@ -266,8 +272,8 @@ impl Entries {
         candidates.collect()
     }
 
-    /// Displaces `count` of these: those that were not answered first, then the idle ones, the longest idle before
-    /// others. Returns their owners.
+    /// Displaces `count` of the candidates and returns their owners. Clients that were not answered come first, then
+    /// idle ones, and among these the longest idle.
     fn displace(&self, mut candidates: Vec<Candidate>, count: usize) -> Vec<Owner> {
         let key = |candidate: &Candidate| {
             (candidate.is_answered, candidate.is_busy, candidate.holder.used_at(), candidate.number)

@@ -1,8 +1,9 @@
-//! The unread bytes of a worker's HTTP/2 and HTTP/3 streams.
+//! Bounds the unread bytes of a worker's HTTP/2 and HTTP/3 streams.
 //!
-//! In: the inboxes of the streams, at each tick. Out: bytes that nobody reads move out of the connections, so that
-//! other streams keep flowing. If more than `limits.receive-buffer` remain, sessions end: those of the client that holds most,
-//! starting with the one that read nothing for longest. Never: a read on behalf of an active reader.
+//! In: the receiving halves of the streams, at each tick. Out: bytes that nobody reads move out of the receive queues
+//! of the connections, so that other streams keep flowing. If more than `limits.receive-buffer` bytes are then stalled,
+//! sessions end: those of the client with the most stalled bytes first, and among them the one with the oldest read.
+//! Never: a read in place of an active reader.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::cmp::Reverse;
@@ -23,29 +24,31 @@ use super::WorkerContext;
 use crate::error::Error;
 use crate::runtime::session::SessionEntry;
 
-/// The bytes that were received on a stream and not yet read.
+/// The receiving half of a stream, whose unread bytes are bounded.
 pub trait Unread {
-    /// Moves unread bytes out of the connection. Bytes that were unread at the last sweep already count as stalled.
+    /// Moves unread bytes out of the connection's receive queue. Bytes that were already unread at the last sweep count
+    /// as stalled.
     fn sweep(&mut self, worker: &WorkerContext);
     fn account(&mut self) -> &mut Account;
 }
 
 /// The unread bytes of a stream, and their accounting.
 pub struct Account {
-    /// Chunks taken out of the connection.
+    /// Unread chunks that were moved out of the connection's receive queue.
     held: VecDeque<Bytes>,
     held_bytes: u64,
     pub notice: Arc<Notice>,
-    /// The waker of `notice`: the connection is polled with no other.
+    /// The waker of `notice`. The connection is polled only with this waker.
     pub waker: Waker,
-    /// Unread bytes at the last sweep, and bytes read since.
+    /// The number of unread bytes at the last sweep.
     lay: u64,
+    /// The number of bytes that were read since the last sweep.
     read: u64,
-    /// Stalled bytes.
+    /// The number of bytes that were unread at the last two sweeps.
     pub stalled: u64,
     /// The time of the last read, in milliseconds of the worker's clock.
     read_at: u64,
-    /// The session that owns the bytes, once one is bound.
+    /// The session that is charged for the bytes; `None` until one is bound.
     session: Option<Rc<SessionEntry>>,
 }
 
@@ -56,7 +59,7 @@ impl Account {
         Self { held, held_bytes: 0, notice, waker, lay: 0, read: 0, stalled: 0, read_at, session: None }
     }
 
-    /// Appends a chunk that was taken out of the connection.
+    /// Appends a chunk that was moved out of the connection's receive queue.
     pub fn hold(&mut self, chunk: Bytes) {
         if !chunk.is_empty() {
             self.held_bytes += chunk.len() as u64;
@@ -97,33 +100,33 @@ impl Account {
         self.read_at = now;
     }
 
-    /// True if nothing was unread, and nothing came since.
+    /// True if no bytes were unread at the last sweep, and none have arrived since.
     pub fn is_quiet(&self) -> bool {
         self.lay == 0 && self.notice.is_idle()
     }
 
-    /// Charges the session for a head that waits beside the unread bytes.
+    /// Charges the session for a head or trailers that wait together with the unread bytes.
     pub fn hold_head(&self, worker: &WorkerContext, head: &HeaderMap) {
         if let Some(session) = &self.session {
             session.hold_head(worker, head);
         }
     }
 
-    /// True if no reader will take the bytes: the session was told to end.
+    /// True if no reader will read the bytes, because the session was signalled to end.
     pub fn is_forsaken(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.end.get().is_some())
     }
 
-    /// Sets the number of unread bytes, and returns how many of them were unread at the last call already.
+    /// Sets the number of unread bytes, and returns how many of them were already unread at the last call.
     pub fn count(&mut self, lies: u64) -> u64 {
         std::mem::replace(&mut self.lay, lies).saturating_sub(std::mem::take(&mut self.read))
     }
 }
 
-/// The receiving halves of a worker.
+/// The receiving halves of all HTTP/2 and HTTP/3 streams of a worker.
 pub type Inboxes = RefCell<Slab<Rc<RefCell<dyn Unread>>>>;
 
-/// A receiving half that is swept until this is dropped.
+/// A registered receiving half of a stream. It takes part in sweeps until this value is dropped.
 pub struct SweptInbox<I> {
     inbox: Rc<RefCell<I>>,
     pub worker: Rc<WorkerContext>,
@@ -145,7 +148,7 @@ impl<I: Unread + 'static> SweptInbox<I> {
         self.inbox.borrow_mut()
     }
 
-    /// Binds the half to a session, which ends if too many bytes remain unread.
+    /// Charges the unread bytes to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.inbox.borrow_mut().account().session = Some(session.clone());
     }
@@ -157,25 +160,25 @@ impl<I> Drop for SweptInbox<I> {
     }
 }
 
-/// Forwards a connection's wake to the reader, and remembers it: a reader that was dropped, or is busy elsewhere, does
-/// not poll after its wake.
+/// Forwards a connection's wake to the reader, and records it for the sweep. The record is needed because a reader that
+/// was dropped, or waits for something else, does not poll after a wake.
 #[derive(Default)]
 pub struct Notice {
-    /// The reader found nothing or saw the end, and no wake came since: nothing is unread.
+    /// True if nothing is unread: the reader found no data or the end of the stream, and there was no wake since.
     is_idle: AtomicBool,
     /// The waker of the reader.
     pub reader: AtomicWaker,
 }
 
 impl Notice {
-    /// A notice, with the only waker that the connection is polled with.
+    /// Returns a notice and its waker, which is the only one with which the connection is polled.
     fn new() -> (Arc<Self>, Waker) {
         let notice = Arc::<Self>::default();
         (notice.clone(), notice.into())
     }
 
-    /// Sets the state. Must be set before the connection is polled, because its wake may come at once; false if the
-    /// poll returned data.
+    /// Sets whether nothing is unread. Callers set it to true before they poll the connection, because the connection
+    /// may wake at once, and back to false if the poll returned data.
     pub fn set_idle(&self, is_idle: bool) {
         self.is_idle.store(is_idle, Ordering::Release);
     }
@@ -196,8 +199,8 @@ impl Wake for Notice {
     }
 }
 
-/// Moves unread bytes out of the connections, for every stream of a worker. Ends sessions if more than `limits.receive-buffer`
-/// bytes are stalled.
+/// Moves unread bytes of every stream of a worker out of the receive queues of the connections. Ends sessions if more
+/// than `limits.receive-buffer` bytes are stalled.
 pub fn sweep(worker: &WorkerContext) {
     let inboxes = worker.tables.inboxes.borrow();
     inboxes.iter().for_each(|(_, inbox)| inbox.borrow_mut().sweep(worker));
@@ -211,7 +214,7 @@ pub fn sweep(worker: &WorkerContext) {
     if over == 0 {
         return;
     }
-    // The client that holds most comes first, and of its sessions the one that read nothing for longest.
+    // The client with the most stalled bytes comes first, and among its sessions the one with the oldest read.
     let client = |account: &Account| account.session.as_ref().map(|session| network(session.facts.source.ip()));
     let mut holders: HashMap<_, u64> = HashMap::new();
     stalled.iter().for_each(|account| *holders.entry(client(account)).or_default() += account.stalled);
@@ -219,7 +222,7 @@ pub fn sweep(worker: &WorkerContext) {
     for account in stalled {
         if let Some(session) = &account.session {
             worker.shared.metrics.limit("receive-buffer");
-            session.end_for_good(Error::Limit("bytes that wait for readers who take none"));
+            session.end_for_good(Error::Limit("unread bytes of streams"));
         }
         over = over.saturating_sub(account.stalled);
         if over == 0 {

@@ -1,8 +1,8 @@
 //! The live sessions and client connections of a worker.
 //!
 //! In: a session or connection that begins. Out: `/sessions`, the access-log entry of an ended session, and the sweep.
-//! The sweep is the only place that ends idle, stuck and unfinished sessions: one tick a worker instead of a timer a
-//! request. A session holds its facts and its route, never the snapshot.
+//! Only the sweep ends idle and stalled sessions, so that a worker needs one tick instead of a timer for each request.
+//! A session references its facts and its route, never the snapshot.
 
 mod connection;
 mod head_memory;
@@ -34,65 +34,67 @@ use crate::oneshot::Oneshot;
 use crate::runtime::fair_shares::{Bound, Holder, Owner, Share};
 use crate::runtime::receive_budget::{self, Inboxes};
 
-/// The state of a session; decides which timeout applies.
+/// The state of a session. It decides which timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Decided, connecting, or waiting for the response head: the progress timeout applies.
+    /// No response head was received yet. The progress timeout applies.
     Opening,
-    /// Open in both directions: the idle timeout applies.
+    /// The response body or the tunnel is being transferred. The idle timeout applies.
     Open,
-    /// Bytes wait for a reader that reads nothing: the progress timeout applies.
+    /// Bytes wait for a receiver that reads nothing. The progress timeout applies.
     Blocked,
 }
 
-/// The bytes that a client sent before the reader of its capsules was ready.
+/// The bytes that were read from a client before its tunnel was open.
 #[derive(Debug)]
 pub struct Prefetched {
-    /// Already forwarded, in complete capsules.
+    /// The bytes that were already forwarded. They consist of complete capsules.
     pub sent: Bytes,
-    /// Received after that, and not forwarded.
+    /// The bytes after `sent`, which were not forwarded.
     pub held: Bytes,
 }
 
-/// How far a request may have come; decides whether it may be sent once more.
+/// Whether bytes of a request may have reached the origin. This decides whether the request may be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// No byte of it has left this node.
+    /// This node has sent no byte of the request.
     NothingSent,
-    /// A later node reported that no byte of it has reached the origin.
+    /// A later node reported that no byte of the request has reached the origin.
     ReportedUnsent,
-    /// Bytes of it may have reached the origin. No later report changes that: an earlier attempt may have sent them.
+    /// Bytes of the request may have reached the origin. No report about a further attempt changes that, because an
+    /// earlier attempt may have sent them.
     MaybeSent,
 }
 
-/// A session, from acceptance to its access-log entry.
+/// The state of a session, from acceptance to its access-log entry.
 pub struct SessionEntry {
     pub id: u64,
     pub facts: Rc<Facts>,
     pub route: RefCell<Option<Arc<Route>>>,
     pub status: Cell<u16>,
     pub tries: Cell<u32>,
-    /// The endpoint, as shown to operators.
+    /// The name of the endpoint, for the access log and `/sessions`.
     pub peer: RefCell<Option<Arc<str>>>,
-    /// Set by the sweep or a reload; the task that works for the session sees it and stops.
+    /// The signal to end the session, with the reason. The sweep or a reload sets it; the session's task awaits it.
     pub end: Oneshot<Error>,
-    /// A changed route that this session should move to; `None` again once it has moved, or must not move.
+    /// The route to which a configuration change moves this session. `None` if the session should stay on its route.
     pub moved: RefCell<Option<Arc<Route>>>,
-    /// Bytes that the client sent before its capsules were read.
+    /// Bytes that were read from the client before its tunnel was open.
     pub prefetched: Cell<Option<Prefetched>>,
     pub trace: Traceparent,
     connection: Option<Rc<Connection>>,
-    /// The share of the node's limit of tunnels.
+    /// The session's entry in the node's table of tunnels; `None` if the session is no tunnel.
     tunnel: Cell<Option<Share>>,
-    /// The session waits for nodes that hold its bytes in custody: the custody deadline applies instead of a timeout.
+    /// True while the session waits for something other than its peer, such as custody, a rate limit, or the same
+    /// object that the cache fetches for another client. No timeout of the route applies then.
     is_held: Cell<bool>,
-    /// The requester has a timeout of its own.
+    /// True while a filter or service applies its own timeout instead of those of the route.
     is_watched: Cell<bool>,
-    /// How far the request may have come.
+    /// Whether bytes of the request may have reached the origin.
     pub delivery: Cell<Delivery>,
-    /// The attempt at an endpoint was abandoned because the endpoint was silent.
+    /// True if the last attempt was abandoned because the endpoint was silent.
     pub is_starved: Cell<bool>,
-    /// The idle timeout, if the route sets none.
+    /// The idle timeout for a route that sets none; `None` means the default of the session's kind.
     idle: Cell<Option<Duration>>,
     key: Cell<usize>,
     started: Instant,
@@ -137,29 +139,30 @@ impl SessionEntry {
         }
     }
 
-    /// An entry for work that outlives the session which began it. The entry is in no table, writes no access-log
-    /// entry, and ends if too many bytes of it remain unread.
+    /// Returns the state for work that continues after this session. It is in no table and writes no access-log entry.
+    /// It is charged for unread bytes like a session.
     pub fn detached(&self, worker: &WorkerContext) -> Rc<Self> {
         Rc::new(Self::new(worker, self.facts.clone(), None, self.trace))
     }
 
-    /// The address that connected, whatever a PROXY header says. For a flow, both are the same.
+    /// Returns the address from which the client's connection was accepted, without regard to a PROXY header. For a
+    /// flow, returns the source address.
     pub fn accepted_from(&self) -> SocketAddr {
         self.connection.as_ref().map_or(self.facts.source, |connection| connection.source.get())
     }
 
-    /// True if the client's connection was told to drain.
+    /// True if the client's connection is draining.
     pub fn is_draining(&self) -> bool {
         self.connection.as_ref().is_some_and(|connection| connection.is_draining())
     }
 
-    /// Counts bytes from the client, of its body or tunnel.
+    /// Counts bytes of the client's body or tunnel, and records progress.
     pub fn add_received(&self, worker: &WorkerContext, bytes: usize) {
         self.received.set(self.received.get() + bytes as u64);
         self.touched.set(worker.now());
     }
 
-    /// Counts bytes to the client.
+    /// Counts bytes that were sent to the client, and records progress.
     pub fn add_sent(&self, worker: &WorkerContext, bytes: usize) {
         self.sent.set(self.sent.get() + bytes as u64);
         self.touched.set(worker.now());
@@ -193,13 +196,13 @@ impl SessionEntry {
         self.idle.set(Some(idle));
     }
 
-    /// Sets whether the session waits for bytes in custody, or for room there.
+    /// Sets whether the session waits for something other than its peer, so that no timeout of the route applies.
     pub fn set_held(&self, is_held: bool) {
         self.is_held.set(is_held);
     }
 
-    /// The client's connection, if all its requests are from one client. A proxy, and so a node, may send requests of
-    /// many clients over one connection of HTTP/2 or HTTP/3, or one after the other over HTTP/1.1.
+    /// Returns the client's connection if all requests on it are from one client, otherwise `None`. A proxy or node may
+    /// send requests of many clients over one HTTP/2 or HTTP/3 connection, or one after another over HTTP/1.1.
     pub fn client_connection(&self) -> Option<&Rc<Connection>> {
         let is_of_many = |connection: &Rc<Connection>| {
             connection.is_pooled.get()
@@ -209,8 +212,9 @@ impl SessionEntry {
         self.connection.as_ref().filter(|connection| !is_of_many(connection))
     }
 
-    /// Returns that connection if upstream connections are bound to it. If they are bound for another client than the
-    /// request names, a proxy pools the connection: from then on the bound connections serve no request.
+    /// Returns the connection of [`Self::client_connection`] if upstream connections are bound to it, otherwise `None`.
+    /// If they are bound for another client than this request names, a proxy sends requests of many clients over the
+    /// connection. The bound upstream connections then serve no further request.
     pub fn binding_connection(&self) -> Option<&Rc<Connection>> {
         let connection = self.connection.as_ref().filter(|connection| connection.has_bound.get())?;
         if !connection.is_shared.get() && connection.bound_for.get() != self.named_client(connection) {
@@ -219,7 +223,8 @@ impl SessionEntry {
         self.client_connection()
     }
 
-    /// Marks the client's connection as one to which an upstream connection is bound.
+    /// Records that an upstream connection is bound to the client's connection, and returns the latter. Returns `None`
+    /// if the client's connection may be used for several clients.
     pub fn bind_to_client(&self) -> Option<&Rc<Connection>> {
         let connection = self.client_connection()?;
         connection.has_bound.set(true);
@@ -238,22 +243,22 @@ impl SessionEntry {
         }
     }
 
-    /// The connect timeout of the route.
+    /// Returns the connect timeout of the route.
     pub fn connect_within(&self) -> Duration {
         self.route.borrow().as_ref().map(|route| route.timeout).unwrap_or_default().connect
     }
 
-    /// The time of the last byte or other progress, in milliseconds of the node's clock.
+    /// Returns the time of the last byte or other progress, in milliseconds of the node's clock.
     pub fn touched_at(&self) -> u64 {
         self.touched.get()
     }
 
-    /// Milliseconds without a byte.
+    /// Returns the time since the last byte or other progress, in milliseconds.
     pub fn silence(&self, worker: &WorkerContext) -> u64 {
         worker.now().saturating_sub(self.touched.get())
     }
 
-    /// Removes request trailers that the listener or the route sets or removes in heads.
+    /// Removes request trailers whose names the listener or the route sets or removes in heads.
     pub fn strip_request_trailers(&self, worker: &WorkerContext, trailers: &mut HeaderMap) {
         if let Some(listener) = worker.snapshot().listener(&self.facts.listener) {
             listener.set_headers.iter().for_each(|(name, _)| remove_named(trailers, name));
@@ -263,26 +268,27 @@ impl SessionEntry {
         }
     }
 
-    /// Removes response trailers that the route sets or removes in heads.
+    /// Removes response trailers whose names the route sets or removes in heads.
     pub fn strip_response_trailers(&self, trailers: &mut HeaderMap) {
         if let Some(rewrite) = self.route.borrow().as_ref().and_then(|route| route.rewrite.as_ref()) {
             rewrite.response.strip_trailers(trailers);
         }
     }
 
-    /// Stores the reason of a failure for the access log. The first reason is the cause; later ones are its
-    /// consequences.
+    /// Stores the error with which the session failed, for the access log. Later errors are ignored, because they are
+    /// consequences of the first one.
     pub fn fail(&self, error: &Error) {
         self.error.borrow_mut().get_or_insert_with(|| error.clone());
     }
 
-    /// The stored reason of the failure.
+    /// Returns the error with which the session failed, or `None`.
     pub fn failure(&self) -> Option<Error> {
         self.error.borrow().clone()
     }
 
-    /// Ends the session even if no task acts for it, because it hangs in a client connection that reads nothing. A
-    /// stream of HTTP/2 or HTTP/3 has a task of its own, so its connection stays open for the others.
+    /// Ends the session even if its task does not notice the signal, because the HTTP/1.1 client reads nothing: the
+    /// client's connection is closed. An HTTP/2 or HTTP/3 stream has a task of its own, which notices the signal, so
+    /// its connection stays open for other streams.
     pub fn end_for_good(&self, error: Error) {
         self.end.set(error);
         if let Some(connection) = self.connection.as_ref().filter(|connection| !connection.is_shared.get()) {
@@ -290,12 +296,11 @@ impl SessionEntry {
         }
     }
 
-    /// True if the client can no longer receive a response, or has half-closed and was then silent for the progress
-    /// timeout. Over HTTP/1.1, a half-close looks the same as a departure. For a request in custody, a half-close
-    /// counts as a departure at once: the client finds its response when it returns. The same holds once a request is
-    /// being retried.
+    /// True if the client counts as gone: it has reset the connection, or has half-closed it and was silent for the
+    /// progress timeout. Over HTTP/1.1, a client that closes the connection looks the same as one that half-closes it.
+    /// If `ends_half_closed` is set, a half-close counts at once.
     fn is_left(&self, silent: Duration) -> bool {
-        // An open tunnel ends by its own rules.
+        // An open tunnel detects the end of its client itself.
         let is_asked = self.facts.kind == Kind::Http || self.phase() == Phase::Opening;
         let Some(connection) = self.connection.as_ref().filter(|_| is_asked) else { return false };
         let is_waited_for = silent < self.progress() && !connection.ends_half_closed.get();
@@ -313,8 +318,8 @@ impl SessionEntry {
         self.route.borrow().as_ref().map_or(Duration::from_secs(60), |route| route.timeout.progress)
     }
 
-    /// The phase, with the state of the connection. A body over HTTP/1.1 is not polled while its client takes nothing;
-    /// only the connection knows that.
+    /// Returns the phase, taking the state of the connection into account. Only the connection knows that an HTTP/1.1
+    /// client reads nothing, because the body is then not polled.
     fn phase(&self) -> Phase {
         let held_up = |connection: &Rc<Connection>| !connection.is_shared.get() && connection.is_blocked.get();
         match self.phase.get() {
@@ -324,7 +329,7 @@ impl SessionEntry {
     }
 
     fn limit(&self) -> Duration {
-        // A client that takes nothing of a response is subject to the progress timeout even then.
+        // A client that reads nothing of a response is subject to the progress timeout even while the session waits.
         let is_reader_s = self.facts.kind == Kind::Http && self.phase() == Phase::Blocked;
         if (self.is_held.get() || self.is_watched.get()) && !is_reader_s {
             return Duration::MAX;
@@ -339,7 +344,8 @@ impl SessionEntry {
     }
 }
 
-/// A session is never idle: its owner is refused a new entry rather than losing an old one.
+/// A session never counts as idle. So an owner that has most entries is refused a new one, and does not lose an old
+/// one.
 impl Holder for SessionEntry {
     fn is_idle(&self, _: u64) -> bool {
         false
@@ -354,14 +360,15 @@ impl Holder for SessionEntry {
     }
 
     fn displace(&self) {
-        self.end_for_good(Error::Limit("entries of a full table, of which its client has more than others"));
+        self.end_for_good(Error::Limit("a table is full, and this client has the most entries"));
     }
 }
 
-/// Marks a session as waiting for something other than its peer, until dropped.
+/// Marks a session as waiting for something other than its peer, such as a rate limit. No timeout of the route applies
+/// until the guard is dropped.
 pub struct WaitGuard<'e> {
     entry: &'e SessionEntry,
-    /// The value before this guard.
+    /// The value of `is_held` before this guard.
     was: bool,
 }
 
@@ -377,7 +384,8 @@ impl Drop for WaitGuard<'_> {
     }
 }
 
-/// Marks a session whose silence is checked by a filter instead of the sweep, until dropped.
+/// Marks a session to which a filter or service applies its own timeout instead of those of the route, until the guard
+/// is dropped.
 pub struct OwnTimeoutGuard<'e>(&'e SessionEntry);
 
 impl<'e> OwnTimeoutGuard<'e> {
@@ -393,14 +401,15 @@ impl Drop for OwnTimeoutGuard<'_> {
     }
 }
 
-/// A session's guard: dropping it ends the session.
+/// The guard of a session. Dropping it ends the session and writes the access-log entry.
 pub struct Session {
     pub worker: Rc<WorkerContext>,
     pub entry: Rc<SessionEntry>,
 }
 
 impl Session {
-    /// Begins a session. `connection` is the client's; the sweep closes it if the session hangs in it.
+    /// Begins a session. `connection` is the client's connection, or `None` for a session without one, such as a UDP
+    /// flow.
     pub fn begin(
         worker: &Rc<WorkerContext>,
         facts: Rc<Facts>,
@@ -418,7 +427,8 @@ impl Session {
         Self { worker: worker.clone(), entry }
     }
 
-    /// Takes a share of the node's limit of tunnels, for as long as the session lasts; false if none is left.
+    /// Takes an entry in the node's table of tunnels, for as long as the session lasts. Returns false if the table has
+    /// no room.
     pub fn take_tunnel(&self, limit: usize) -> bool {
         let bound = Bound { name: "tunnels", limit, reserve: 0 };
         let owner = Owner::of_session(&self.entry.facts);
@@ -439,8 +449,8 @@ impl Drop for Session {
             connection.leave(&self.worker);
         }
         drop(entry.tunnel.take());
-        // The reason for which the session was told to end takes precedence over the generic error below, but not over
-        // an error that was recorded earlier.
+        // The reason of the signal to end takes precedence over the generic error below, but not over an error that was
+        // stored earlier.
         if let Some(error) = entry.end.get() {
             entry.error.borrow_mut().get_or_insert(error);
         }
@@ -485,27 +495,27 @@ pub struct Record<'a> {
     pub trace: Traceparent,
 }
 
-/// The tables of a worker.
+/// The tables of a worker's live sessions, connections and streams.
 #[derive(Default)]
 pub struct SessionTables {
     pub sessions: RefCell<Slab<Rc<SessionEntry>>>,
     pub connections: RefCell<Slab<Rc<Connection>>>,
     pub inboxes: Inboxes,
-    /// Bytes that sessions hold in addition to bodies.
+    /// The number of bytes that are charged to sessions for heads and fixed costs.
     request_memory: Cell<u64>,
-    /// The limit of these bytes; 0 until it is read from the running document.
+    /// The limit of `request_memory`; 0 until it is read from the running snapshot.
     request_limit: Cell<u64>,
-    /// The time of the last look at the QUIC paths.
+    /// The time at which the QUIC paths were last read, in milliseconds of the node's clock.
     watched: Cell<u64>,
 }
 
-/// The interval between two looks at the QUIC paths, in milliseconds.
+/// The interval at which the QUIC paths are read, in milliseconds.
 const QUIC_PATH_POLL_INTERVAL: u64 = 1000;
-/// The sweep checks whether the client has left once a session was silent for this long.
+/// The time of silence after which the sweep checks whether the client of a session is gone.
 const CLIENT_GONE_CHECK_AFTER: Duration = Duration::from_millis(300);
 
 impl SessionTables {
-    /// Ends sessions and connections that exceeded a timeout. Called a few times a second.
+    /// Ends sessions and connections that exceeded a timeout or a memory limit. Called several times a second.
     pub fn sweep(&self, worker: &WorkerContext) {
         receive_budget::sweep(worker);
         self.request_limit.set(0);
@@ -544,7 +554,7 @@ impl SessionTables {
         }
     }
 
-    /// Drains every connection.
+    /// Drains every client connection.
     pub fn drain(&self, worker: &WorkerContext) {
         for (_, connection) in self.connections.borrow().iter() {
             connection.start_drain(worker);
@@ -560,14 +570,14 @@ impl SessionTables {
         self.nudge_flows();
     }
 
-    /// Ends the sessions of a listener that now opens its sessions differently.
+    /// Ends the sessions of a listener that was replaced and opens its sessions differently.
     pub fn end_sessions_of(&self, listener: &str) {
         for (_, entry) in self.sessions.borrow().iter().filter(|(_, entry)| &*entry.facts.listener == listener) {
             entry.end.set(Error::Reconfigured("the listener was replaced".to_owned()));
         }
     }
 
-    /// Wakes all flows after a change that they check.
+    /// Wakes the tasks of all UDP and IP sessions, after a change that they check for.
     pub fn nudge_flows(&self) {
         let sessions = self.sessions.borrow();
         let flows = sessions.iter().filter(|(_, entry)| entry.facts.kind.is_datagrams());
@@ -581,7 +591,7 @@ impl SessionTables {
         }
     }
 
-    /// Copies the table for `/sessions`.
+    /// Returns the views of at most `most` sessions, for `/sessions`.
     pub fn list(&self, most: usize) -> Vec<SessionView> {
         self.sessions.borrow().iter().take(most).map(|(_, entry)| SessionView::of(entry)).collect()
     }

@@ -1,7 +1,7 @@
 //! The state that all workers of a node share.
 //!
-//! In: counts and shares of every worker. Out: the node's clock, IDs, metrics, and limits for all workers together.
-//! Atomic: no worker waits here.
+//! In: counts and table entries of every worker. Out: the node's clock, IDs, metrics, and limits for all workers
+//! together. Almost everything is atomic, so that no worker waits for another.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -26,9 +26,9 @@ pub struct Shared {
     pub workers: usize,
     pub metrics: Metrics,
     pub no_route: Arc<str>,
-    /// Client connections, on all workers.
+    /// The table of client connections on all workers.
     pub connections: Arc<Shares>,
-    /// Open tunnels, on all workers.
+    /// The table of open tunnels on all workers.
     pub tunnels: Arc<Shares>,
     epoch: Instant,
     ids: AtomicU64,
@@ -41,24 +41,25 @@ pub struct Shared {
     pub device_lost: Notify,
     /// The number of workers that forward packets to the predecessor process.
     pub predecessors: AtomicUsize,
-    /// Asks all workers but one to displace entries of shared tables; set once the workers run.
+    /// Asks all workers, except the one with this number, to displace entries of shared tables. Set when the workers
+    /// run.
     displace: OnceLock<Box<dyn Fn(usize) + Send + Sync>>,
     /// Throttles log lines about failed handshakes.
     pub handshakes: LogThrottle,
     /// Throttles log lines about connections that could not be accepted.
     pub unaccepted: LogThrottle,
-    /// Throttles log lines about DNS queries without a reachable server.
+    /// Throttles log lines about DNS queries for which no DNS server is reachable.
     pub unanswered: LogThrottle,
     /// Throttles log lines about packets from unknown peers.
     pub strangers: LogThrottle,
-    /// Throttles log lines about refused addresses.
+    /// Throttles log lines about refused address requests of IP sessions.
     pub refused_addresses: LogThrottle,
-    /// The source of the count of lost log lines.
+    /// Returns the number of log lines that were lost because stderr was slow.
     pub lost_lines: OnceLock<Box<dyn Fn() -> usize + Send + Sync>>,
 }
 
 impl Shared {
-    /// The state of a node with this many workers.
+    /// Creates the state of a node with this number of workers.
     pub fn new(workers: usize) -> Self {
         Self {
             workers,
@@ -83,28 +84,30 @@ impl Shared {
         }
     }
 
-    /// Reserves a block of IDs, and returns its first.
+    /// Reserves `count` consecutive session IDs, and returns the first of them.
     pub(super) fn take_ids(&self, count: u64) -> u64 {
         self.ids.fetch_add(count, Ordering::Relaxed)
     }
 
-    /// Milliseconds since the start of the node.
+    /// Returns the time since the start of the node in milliseconds.
     pub fn now(&self) -> u64 {
         self.epoch.elapsed().as_millis() as u64
     }
 
-    /// The host's addresses, as of a few seconds ago.
+    /// Returns the host's IP addresses, as last read by [`Self::refresh_own_addresses`].
     pub fn own_addresses(&self) -> Arc<HashSet<IpAddr>> {
         self.own_addresses.load_full()
     }
 
-    /// Sets how the other workers are asked to displace entries: `ask` gets the number of the worker that asks.
+    /// Sets the function that asks the other workers to displace entries. Its argument is the number of the worker that
+    /// asks.
     pub fn displace_by(&self, ask: impl Fn(usize) + Send + Sync + 'static) {
-        // Set once in a node.
+        // A node calls this once.
         let _ = self.displace.set(Box::new(ask));
     }
 
-    /// Asks the other workers to displace entries of shared tables now rather than at their next tick.
+    /// Asks the other workers to displace entries of shared tables now instead of at their next tick. `asking` is the
+    /// number of the worker that asks.
     pub fn ask_others_to_displace(&self, asking: usize) {
         if let Some(displace) = self.displace.get() {
             displace(asking);

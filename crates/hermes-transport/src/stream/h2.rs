@@ -1,8 +1,8 @@
 //! The two halves of an HTTP/2 stream, for bodies and for tunnels.
 //!
-//! In: the halves of h2. Out: chunks, with bounds that flow control of HTTP/2 lacks: each frame costs memory whatever
-//! its length, streams share the window of their connection, and sent frames may wait for a socket that takes nothing.
-//! Never: the meaning of the bytes; a wait of its own.
+//! In: the stream halves of h2. Out: chunks, within bounds that HTTP/2 flow control does not set. Each frame occupies
+//! memory whatever its length, streams share the window of their connection, and sent frames may wait for a socket
+//! whose peer reads nothing. Never: the meaning of the bytes.
 
 mod end_stream;
 mod receiver;
@@ -14,12 +14,12 @@ pub use self::end_stream::Scanned;
 pub use self::receiver::{Receiver, Window};
 pub use self::sender::{Backlog, Sender};
 
-/// A shorter frame costs more than it carries; h2 uses the same threshold.
+/// The length in bytes below which a frame costs more memory than its payload. h2 uses the same threshold.
 pub const SMALL: usize = 256;
-/// Small frames are coalesced up to this size.
+/// The size in bytes up to which small frames are coalesced.
 pub const GATHER: usize = 16 << 10;
 
-/// Small chunks that are coalesced.
+/// A chunk that is built from one or several small ones.
 pub enum Coalesced {
     /// A single chunk, which is not copied.
     One(Bytes),

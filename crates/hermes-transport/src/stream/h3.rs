@@ -1,8 +1,8 @@
 //! The two halves of an HTTP/3 stream (RFC 9114, section 4.1), for bodies and for tunnels.
 //!
-//! In: the halves of quinn. Out: heads, chunks, trailers. A protocol violation of the peer ends the stream or the
-//! connection, with the error code of the RFC. A half that is dropped before its end resets its direction. Never: the
-//! meaning of the bytes.
+//! In: the stream halves of quinn. Out: heads, chunks, trailers. A protocol violation of the peer ends the stream or
+//! the connection, with the error code of the RFC. A half that is dropped before its end resets or stops its direction.
+//! Never: the meaning of the bytes.
 
 mod inbox;
 mod sender;
@@ -26,43 +26,45 @@ use crate::runtime::WorkerContext;
 use crate::runtime::session::SessionEntry;
 use crate::stream_error::StreamError;
 
-/// The fault of the peer on its half, if the connection continues.
+/// An error of the peer's message that ends the stream and not the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The peer reset its half.
+    /// The peer reset its sending direction.
     Reset,
-    /// The message is malformed.
+    /// The message is malformed (RFC 9114, section 4.1.2).
     Malformed,
-    /// The field section exceeds the node's limits.
+    /// A field section exceeds the node's limits.
     TooLarge,
 }
 
-/// The receiving half.
+/// The receiving half of an HTTP/3 stream.
 pub struct Receiver {
     recv: StreamReader,
     link: Rc<Link>,
     bounds: Bounds,
     decoder: FrameDecoder,
-    /// Bytes of an incomplete head, as the connection counts them.
+    /// The number of bytes of an incomplete frame, as counted for the connection.
     unfinished: usize,
-    /// A chunk that was read and not yet requested.
+    /// A chunk that was read before its reader requested it.
     held: Option<Bytes>,
+    /// The encoded trailers.
     trailers: Option<Bytes>,
-    /// An error that followed the small chunks.
+    /// An error that is returned after the bytes that preceded it.
     failed: Option<StreamError>,
-    /// The peer ended its half.
+    /// True if the peer has ended its sending direction.
     has_ended: bool,
-    /// The rest of the declared length.
+    /// The number of bytes of `content-length` that are still to come; `None` without `content-length`.
     missing: Option<u64>,
-    /// Only DATA frames may come, because the stream is a CONNECT tunnel (section 4.4).
+    /// True if only DATA frames are allowed, because the stream is a CONNECT tunnel (RFC 9114, section 4.4).
     is_bytes: bool,
     fault: Rc<Cell<Option<Fault>>>,
-    /// The code for the peer if this is dropped before the end.
+    /// The error code of STOP_SENDING if this half is dropped before the end of the stream.
     parting: Code,
 }
 
 impl Receiver {
-    /// `parting` is the code for the peer if this is dropped before the end.
+    /// Wraps the receiving half of quinn. `parting` is the error code of STOP_SENDING if this half is dropped before
+    /// the end of the stream.
     pub fn new(
         worker: &Rc<WorkerContext>,
         recv: quic::RecvStream,
@@ -87,12 +89,12 @@ impl Receiver {
         }
     }
 
-    /// Binds the half to a session, which ends if too many bytes remain unread.
+    /// Charges the unread bytes to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.recv.bind(session, self.trailers.as_ref().map_or(0, Bytes::len));
     }
 
-    /// The encoded head: the first HEADERS frame. `None`: the stream ended without one.
+    /// Returns the encoded head, which is the first HEADERS frame, or `None` if the stream ended without one.
     pub fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
         match ready!(self.poll_frame(cx)) {
             Some(Ok(Frame::Headers(block))) => Poll::Ready(Ok(Some(block))),
@@ -102,7 +104,8 @@ impl Receiver {
         }
     }
 
-    /// Reads on if nothing is held, to learn whether the message ends after its head.
+    /// Reads the next chunk ahead of its reader, unless one was read ahead already. Afterwards, [`Self::is_end_stream`]
+    /// shows whether the message ended with its head.
     pub fn peek(&mut self, cx: &mut Context<'_>) {
         if self.held.is_none() && self.failed.is_none() {
             match self.poll_data(cx) {
@@ -113,19 +116,20 @@ impl Receiver {
         }
     }
 
-    /// Sets the message's `content-length`: the body must have this length (section 4.1.2).
+    /// Sets the message's `content-length`. A body of another length makes the message malformed (RFC 9114, section
+    /// 4.1.2).
     pub fn expect(&mut self, length: Option<u64>) {
         let here = self.held.as_ref().map_or(0, Bytes::len) as u64;
         self.missing = length.map(|length| length.saturating_sub(here));
         let is_wrong = length.is_some_and(|length| here > length || (here < length && self.is_over()));
         if is_wrong {
-            // Later stages would take the first bytes for the complete body.
+            // A reader must not receive these bytes, because it would accept them as the complete body.
             self.held = None;
             self.failed = Some(self.malformed("length differs from content-length"));
         }
     }
 
-    /// Accepts only DATA frames from now on: the stream is a tunnel (RFC 9114, section 4.4).
+    /// Accepts only DATA frames from now on, because the stream is a CONNECT tunnel (RFC 9114, section 4.4).
     pub fn expect_tunnel(&mut self) {
         self.is_bytes = true;
         if self.trailers.take().is_some() {
@@ -133,12 +137,13 @@ impl Receiver {
         }
     }
 
-    /// The fault of the peer, readable also after this half was moved.
+    /// Returns a shared cell that contains the error of the peer's message, if there was one. The cell remains usable
+    /// after this half was moved into a body.
     pub fn fault(&self) -> Rc<Cell<Option<Fault>>> {
         self.fault.clone()
     }
 
-    /// True if the request came in 0-RTT data and the handshake is not yet confirmed.
+    /// True if the request arrived in 0-RTT data and the handshake is not yet confirmed.
     pub fn is_early(&self) -> bool {
         self.recv.is_0rtt() && !self.link.is_confirmed()
     }
@@ -147,12 +152,12 @@ impl Receiver {
         &self.link
     }
 
-    /// True if no further byte of the body comes.
+    /// True if no further byte of the body follows.
     fn is_over(&self) -> bool {
         self.trailers.is_some() || (self.has_ended && self.decoder.finish().is_ok())
     }
 
-    /// The HTTP datagrams of its request; they are queued from now on.
+    /// Returns the HTTP datagrams of the stream's request, and begins to queue received ones.
     pub fn datagrams(&self) -> Datagrams {
         Datagrams::of(&self.link, self.recv.id().into())
     }
@@ -165,7 +170,7 @@ impl Receiver {
         self.bounds.lines
     }
 
-    /// The next chunk, never empty, of at most `most` bytes; `None` is the end of the body.
+    /// Returns the next chunk, which is never empty and has at most `most` bytes, or `None` at the end of the body.
     pub fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, StreamError>>> {
         let mut chunk = match self.held.take() {
             Some(chunk) => chunk,
@@ -175,8 +180,8 @@ impl Receiver {
             },
         };
         if self.missing == Some(0) && !self.is_over() {
-            // A reader that counts bytes stops here. So the end of the body must be confirmed before the last chunk is
-            // returned.
+            // A reader that counts bytes stops after this chunk. So the end of the body must be verified before the
+            // last chunk is returned.
             match self.poll_data(cx) {
                 Poll::Ready(None) => {}
                 Poll::Ready(other) => return Poll::Ready(other),
@@ -192,7 +197,7 @@ impl Receiver {
         Poll::Ready(Some(Ok(chunk)))
     }
 
-    /// A chunk, with those that follow it: one packet carries little.
+    /// Returns the next chunk, coalesced with those that follow it, because a chunk is at most one packet long.
     fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, StreamError>>> {
         let first = match ready!(self.poll_data(cx)) {
             Some(Ok(chunk)) => chunk,
@@ -250,7 +255,7 @@ impl Receiver {
         }
     }
 
-    /// The trailers, after the last chunk.
+    /// Returns the trailers, or `None` if the message has none. Called after the last chunk.
     pub fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, StreamError>> {
         if self.trailers.is_none() {
             return Poll::Ready(Ok(None));
@@ -264,7 +269,7 @@ impl Receiver {
         Poll::Ready(fields::read_trailers(block, self.bounds).map(Some).map_err(|error| self.field_error(&error)))
     }
 
-    /// True if nothing is left to read.
+    /// True if no data and no trailers are left to read.
     pub fn is_end_stream(&self) -> bool {
         self.has_ended && self.held.is_none() && self.trailers.is_none() && self.failed.is_none()
     }
@@ -299,14 +304,15 @@ impl Receiver {
         }
     }
 
-    /// Ends the stream, and only it, because its message is malformed.
+    /// Records that the message is malformed, and returns the error. Dropping this half then stops the stream with
+    /// H3_MESSAGE_ERROR; the connection continues.
     pub fn malformed(&mut self, what: &str) -> StreamError {
         self.parting = Code::MessageError;
         self.fault.set(Some(Fault::Malformed));
         StreamError::other(what)
     }
 
-    /// Maps a fault in a field section to an error of the stream or of the connection.
+    /// Returns the error for a field section that could not be decoded. Closes the connection if QPACK failed.
     pub fn field_error(&mut self, error: &FieldError) -> StreamError {
         match error {
             FieldError::Undecodable(_) => self.fatal(Code::DecompressionFailed, &error.to_string()),
@@ -319,10 +325,10 @@ impl Receiver {
         }
     }
 
-    /// Handles a frame that is not allowed in this position.
+    /// Closes the connection because of a frame that is not allowed in this position, and returns the error.
     fn stray(&self, frame: &Frame, what: &str) -> StreamError {
         match frame {
-            // A server's push. This node never allows pushes (section 7.2.5).
+            // The server pushes, which this node never allows (RFC 9114, section 7.2.5).
             Frame::Control { kind: h3::PUSH_PROMISE, payload } if !self.link.is_server() => {
                 let code = if varint::decode(payload).is_some() { Code::IdError } else { Code::FrameError };
                 self.fatal(code, "a push that was never allowed")
@@ -335,7 +341,7 @@ impl Receiver {
         self.fatal(Code::FrameUnexpected, what)
     }
 
-    /// Closes the connection.
+    /// Closes the connection, and returns the error for this stream.
     fn fatal(&self, code: Code, what: &str) -> StreamError {
         self.link.close(code, what);
         StreamError::of_connection(what)

@@ -1,7 +1,7 @@
-//! The two halves of a multiplexed stream of any version, for bodies and tunnels.
+//! The two halves of an HTTP/2 or HTTP/3 stream behind one interface, for bodies and tunnels.
 //!
-//! In: halves of HTTP/2 or HTTP/3. Out: chunks, trailers, ends and errors that mean the same in both. Never: the
-//! meaning of the bytes.
+//! In: stream halves of either version. Out: chunks, trailers, ends and errors with the same meaning for both versions.
+//! Never: the meaning of the bytes.
 
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -13,14 +13,14 @@ use super::{h2, h3};
 use crate::runtime::session::SessionEntry;
 use crate::stream_error::{Reset, StreamError};
 
-/// The receiving half.
+/// The receiving half of an HTTP/2 or HTTP/3 stream.
 pub enum Receiver {
     H2(h2::Receiver),
     H3(Box<h3::Receiver>),
 }
 
 impl Receiver {
-    /// Binds the half to a session, which ends if too many bytes remain unread.
+    /// Charges the unread bytes to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         match self {
             Receiver::H2(recv) => recv.bind(session),
@@ -28,7 +28,7 @@ impl Receiver {
         }
     }
 
-    /// The next chunk, never empty, of at most `most` bytes; `None` is the end.
+    /// Returns the next chunk, which is never empty and has at most `most` bytes, or `None` at the end of the data.
     pub fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, StreamError>>> {
         match self {
             Receiver::H2(recv) => recv.poll_chunk(cx, most).map(|chunk| chunk.map(|chunk| Ok(chunk?))),
@@ -36,7 +36,7 @@ impl Receiver {
         }
     }
 
-    /// Sets the message's `content-length`. h2 checks the length itself.
+    /// Sets the message's `content-length`, against which the body is checked. h2 checks the length itself.
     pub fn expect(&mut self, length: Option<u64>) {
         match self {
             Receiver::H2(_) => {}
@@ -44,7 +44,7 @@ impl Receiver {
         }
     }
 
-    /// The limit of lines in trailers.
+    /// Returns the maximum number of lines in trailers.
     pub fn most_lines(&self) -> usize {
         match self {
             Receiver::H2(recv) => recv.most_lines(),
@@ -52,7 +52,7 @@ impl Receiver {
         }
     }
 
-    /// The trailers, after the last chunk.
+    /// Returns the trailers, or `None` if the message has none. Called after the last chunk.
     pub fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, StreamError>> {
         match self {
             Receiver::H2(recv) => recv.poll_trailers(cx).map_err(StreamError::from),
@@ -60,7 +60,7 @@ impl Receiver {
         }
     }
 
-    /// True if nothing is left to read.
+    /// True if no data and no trailers are left to read.
     pub fn is_end_stream(&self) -> bool {
         match self {
             Receiver::H2(recv) => recv.is_end_stream(),
@@ -69,14 +69,14 @@ impl Receiver {
     }
 }
 
-/// The sending half.
+/// The sending half of an HTTP/2 or HTTP/3 stream.
 pub enum Sender {
     H2(h2::Sender),
     H3(Box<h3::Sender>),
 }
 
 impl Sender {
-    /// Ready when something may be sent.
+    /// Ready when a chunk may be sent.
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         match self {
             Sender::H2(send) => send.poll_room(cx).map_err(StreamError::from),
@@ -84,7 +84,8 @@ impl Sender {
         }
     }
 
-    /// Ready when the connection has taken enough of the backlog.
+    /// Ready when the frames that wait for the socket of the connection are below their limits. HTTP/3 has no such
+    /// limits.
     pub fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
         match self {
             Sender::H2(send) => send.poll_backlog(cx),
@@ -92,7 +93,7 @@ impl Sender {
         }
     }
 
-    /// Ready when the peer resets the stream.
+    /// Ready when the peer resets the stream or stops reading it.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<StreamError> {
         match self {
             Sender::H2(send) => send.poll_reset(cx).map(StreamError::from),
@@ -100,8 +101,8 @@ impl Sender {
         }
     }
 
-    /// Sends as much of a chunk as the peer takes; with `ends`, the stream ends after the last byte. Ready when nothing
-    /// of it is left.
+    /// Sends as much of a chunk as the peer's windows permit, and removes it from the chunk. With `ends`, the stream
+    /// ends after the chunk. Ready when the chunk is empty.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes, ends: bool) -> Poll<Result<(), StreamError>> {
         match self {
             Sender::H2(send) => send.poll_send(cx, chunk, ends).map_err(StreamError::from),
@@ -109,7 +110,7 @@ impl Sender {
         }
     }
 
-    /// Queues a chunk regardless of the windows; with `ends`, the stream ends after it.
+    /// Queues a chunk regardless of the windows. With `ends`, the stream ends after it.
     ///
     /// # Errors
     /// The stream has ended.
@@ -123,10 +124,10 @@ impl Sender {
         }
     }
 
-    /// Ends the stream cleanly, once.
+    /// Ends the stream cleanly. May be called once.
     ///
     /// # Errors
-    /// The stream has ended, with the peer's reason if it gave one.
+    /// The stream has already ended. If the peer has reset it, the error is that reset.
     pub fn finish(&mut self, cx: &mut Context<'_>) -> Result<(), StreamError> {
         match self {
             Sender::H2(send) => Ok(send.send(Bytes::new(), true).map_err(|error| send.why(cx, error))?),
@@ -137,7 +138,7 @@ impl Sender {
         }
     }
 
-    /// Ready when nothing that was sent waits in this half.
+    /// Ready when no queued bytes remain in this half.
     pub fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         match self {
             // h2 sends queued frames itself.

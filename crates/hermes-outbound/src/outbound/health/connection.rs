@@ -1,8 +1,8 @@
 //! An HTTP/2 connection that the checks of one endpoint keep open.
 //!
 //! In: a connection whose peer TLS has authenticated. Out: whether the peer answers a PING, and the end of the
-//! connection. A check thus costs the peer one frame and no handshake, and a failure is noticed at once. Never: a
-//! session's connection, or a request.
+//! connection. So a check costs the peer one frame instead of a handshake, and the end of the connection reveals a
+//! failure at once. Never: a connection of sessions, or a request.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -13,17 +13,20 @@ use h2::{Ping, PingPong};
 use hermes_net::Io;
 use tokio::time::Instant;
 
+/// An HTTP/2 connection on which checks send PING.
 pub(super) struct ProbeConnection {
     connection: Connection<Io, Bytes>,
     ping: PingPong,
     began: Instant,
-    /// Held because the connection would end without it.
+    /// Stored because h2 ends the connection when its last sender is dropped.
     _sender: SendRequest<Bytes>,
 }
 
 impl ProbeConnection {
+    /// Starts HTTP/2 on a connection.
+    ///
     /// # Errors
-    /// The far end does not speak HTTP/2.
+    /// The HTTP/2 handshake failed.
     pub(super) async fn begin(io: Io) -> Result<Self, String> {
         let (sender, mut connection) =
             h2::client::Builder::new().enable_push(false).handshake(io).await.map_err(|error| error.to_string())?;
@@ -31,7 +34,7 @@ impl ProbeConnection {
         Ok(Self { connection, ping, began: Instant::now(), _sender: sender })
     }
 
-    /// Sends a PING and waits for the answer. A cancelled call makes the connection unusable.
+    /// Sends a PING and waits for its acknowledgement. After a cancelled call, the connection cannot be probed again.
     ///
     /// # Errors
     /// The connection ended.
@@ -43,9 +46,9 @@ impl ProbeConnection {
         }
     }
 
-    /// Waits for the end of the connection; returns its duration.
+    /// Waits until the connection ends, and returns how long it existed.
     pub(super) async fn over(&mut self) -> Duration {
-        // The next connection attempt shows the reason.
+        // The reason is ignored, because the next connection attempt reports why the endpoint is unreachable.
         let _ = Pin::new(&mut self.connection).await;
         self.began.elapsed()
     }

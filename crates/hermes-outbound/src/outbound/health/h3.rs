@@ -1,7 +1,7 @@
-//! A health check over HTTP/3, with the node's identity, as in a session.
+//! Health checks over HTTP/3, with the same TLS configuration as sessions.
 //!
 //! In: an endpoint and its addresses. Out: a dedicated connection, and the status of a GET on it if a path is
-//! configured. Never: a shared connection, which belongs to a worker.
+//! configured. Never: a connection of a worker's pool.
 
 use std::io;
 use std::net::IpAddr;
@@ -17,17 +17,17 @@ use crate::upstream::ClientTls;
 use hermes_transport::h3::connection::number;
 use hermes_transport::h3::fields::{self, Bounds};
 
-/// Limits of the response head, which is short.
+/// The limits of the response head.
 const BOUNDS: Bounds = Bounds { bytes: 64 << 10, lines: 100 };
-/// Maximum size of a datagram in bytes; every path carries it.
+/// The maximum size of a UDP payload in bytes, which every QUIC path must support (RFC 9000, section 14).
 const LARGEST: u16 = 1200;
-/// Size of one read.
+/// The maximum size of one read, in bytes.
 const READ: usize = 4096;
 
-/// The sockets for the checks of one endpoint, one for each address family.
+/// The QUIC sockets for the checks of one endpoint, one for each address family.
 #[derive(Default)]
 pub(super) struct Sockets {
-    /// The tasks of the sockets, which end with the checks.
+    /// The tasks that drive the sockets. They end when this value is dropped.
     tasks: quic::EndpointTasks,
     open: [Option<quic::Endpoint>; 2],
 }
@@ -42,15 +42,16 @@ impl Sockets {
     }
 }
 
-/// A connection on which HTTP/3 has begun.
+/// A QUIC connection on which the peer has opened a stream.
 pub(super) struct Connected {
     connection: quic::Connection,
-    /// A stream of the peer that is never read. It must live as long as the connection: closing the control stream
-    /// would end the connection.
+    /// The first stream of the peer, which is never read. It is stored because dropping it would stop the stream, and a
+    /// stopped control stream ends the connection.
     _first: quic::RecvStream,
 }
 
-/// Connects, and waits for a first stream of the peer, which proves that HTTP/3 works.
+/// Opens a connection, and waits for the first unidirectional stream of the peer, which shows that the peer has started
+/// HTTP/3.
 ///
 /// # Errors
 /// The reason, for the log.
@@ -72,7 +73,7 @@ pub(super) async fn connect(
 }
 
 impl Connected {
-    /// Sends the request if there is a path.
+    /// Sends a GET request if `path` is set, and returns its status. Closes the connection afterwards.
     ///
     /// # Errors
     /// The reason, for the log.
@@ -88,11 +89,11 @@ impl Connected {
 
 async fn get(connection: &quic::Connection, host: &str, path: &str) -> Result<StatusCode, String> {
     let request = Request::get(format!("https://{host}{path}")).body(()).map_err(text)?;
-    // The control stream must live as long as the exchange.
+    // The control stream must stay open as long as the request.
     let mut control = connection.open_uni().await.map_err(text)?;
     control.write_chunk(begin_control()).await.map_err(text)?;
     let (mut send, mut recv) = connection.open_bi().await.map_err(text)?;
-    // The peer may not have sent its limits yet; the request is as small as possible.
+    // The request is not checked against the peer's limit of field sections, which may not have arrived yet.
     let section = fields::put_request(&request.into_parts().0).within(None).map_err(text)?;
     let mut head = BytesMut::new();
     h3::put_header(h3::HEADERS, section.len(), &mut head);

@@ -1,9 +1,9 @@
-//! HTTP/3 if QUIC gets through, HTTP/2 if it does not.
+//! Falls back from HTTP/3 to HTTP/2 if the path does not carry QUIC.
 //!
 //! In: a connection spec for HTTP/3. Out: a connection of either version, and a log line about a fallback. QUIC has a
-//! head start. Networks that block UDP, or whose paths are too narrow for QUIC (RFC 9000, section 14: 1,200 bytes), are
-//! served over TCP at the same address. A QUIC connection that lost its path is closed, and its streams begin again.
-//! QUIC is retried after a while, beside TCP, and replaces it on success.
+//! head start over TCP. On networks that block UDP, or whose MTU is too small for QUIC (1,200 bytes; RFC 9000, section
+//! 14), TCP to the same address is used. A QUIC connection whose path fails is closed, and its requests are sent again.
+//! After a while QUIC is dialled again in addition to TCP, and replaces it on success.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -24,53 +24,59 @@ use crate::outbound::Outbound;
 use hermes_transport::error::{Error, NO_CONNECTION};
 use hermes_transport::h3::Link;
 
-/// The time that QUIC's handshake gets before TCP starts beside it.
+/// The time for which only the QUIC handshake runs before TCP is dialled in parallel.
 pub const HEAD_START: Duration = Duration::from_millis(700);
-/// After QUIC failed and TCP succeeded, QUIC is not retried for this time (milliseconds); it doubles up to the maximum.
+/// The time for which QUIC is not dialled after it failed and TCP succeeded, in milliseconds. Each failure doubles it.
 const AVOID: u64 = 30_000;
+/// The maximum time for which QUIC is not dialled, in milliseconds.
 const LAST_AVOID: u64 = 16 * AVOID;
-/// The interval at which a connection is checked.
+/// The interval at which the path of a connection is checked.
 pub(super) const PATH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
-/// The path is dark if data is unacknowledged for this time.
+/// The time after which a path with unacknowledged data counts as dark, that is, as interrupted.
 pub(super) const DARK_AFTER: Duration = Duration::from_secs(2);
-/// On paths with long round trips, the time is this many round trips.
+/// The number of round trips after which a path with unacknowledged data counts as dark, if that is longer.
 pub(super) const DARK_ROUND_TRIPS: u32 = 3;
-/// Lost packets of at least this average size may have been too large for the path.
+/// The average size in bytes of lost packets from which on they may have exceeded the path MTU.
 const LARGE_PACKET_BYTES: u64 = 1000;
-/// Timeout of a test handshake, whose packets have QUIC's minimum size. A lost packet is sent again after a second (RFC
-/// 9002, section 6.2.2), so a lossy path does not pass for a narrow one.
+/// The timeout of a test handshake, whose first packets have QUIC's minimum size. A lost packet is sent again after a
+/// second (RFC 9002, section 6.2.2), so a lossy path is not mistaken for one with a small MTU.
 const PROBE: Duration = Duration::from_millis(1300);
-/// A path that was found wide enough is not tested again for this time; it doubles up to the maximum.
+/// The time after a successful test handshake until the next one. Each success doubles it.
 const FIRST_RETEST_DELAY: Duration = Duration::from_secs(4);
+/// The maximum time between two test handshakes.
 const LAST_DOUBT: Duration = Duration::from_secs(64);
 
-/// The state of QUIC avoidance.
+/// The record of QUIC failures of one pool, which decides whether QUIC is dialled.
 #[derive(Default)]
 pub(super) struct QuicAvoidance {
-    /// The end of the avoidance, in milliseconds of the worker's clock.
+    /// The time until which QUIC is not dialled, in milliseconds of the worker's clock.
     until: Cell<u64>,
+    /// The number of failures in succession.
     failures: Cell<u32>,
-    /// The addresses of this host at that time: with others it is in another network, where QUIC may get through.
+    /// The addresses of this host when the avoidance began. If they change, the host may be in another network, which
+    /// may carry QUIC.
     network: RefCell<Arc<HashSet<IpAddr>>>,
-    /// A task is retrying QUIC.
+    /// True while a task dials QUIC in addition to an HTTP/2 connection.
     is_tried: Cell<bool>,
-    /// The time when a path that had been good for long was last found dark.
+    /// The time when a path that had carried QUIC for at least [`AVOID`] was last found dark; 0 if never.
     dark_at: Cell<u64>,
 }
 
 impl QuicAvoidance {
+    /// True if QUIC should not be dialled now.
     pub(super) fn holds(&self, worker: &Outbound) -> bool {
         self.until.get() > worker.now() && *self.network.borrow() == worker.shared.own_addresses()
     }
 
-    /// True if the recorded failures are still relevant.
+    /// True if failures are recorded that still influence later decisions.
     pub(super) fn counts(&self, now: u64) -> bool {
         let is_known = self.dark_at.get() > 0 || self.failures.get() > 0;
         is_known && now < self.dark_at.get().max(self.until.get()) + LAST_AVOID
     }
 
-    /// Records that a long-good path is dark. True if this happened before, so that QUIC itself is the likely cause.
-    /// Several connections that fail at once count as one event.
+    /// Records that a path became dark after it had carried QUIC for a while. Returns true if this happened before on
+    /// an earlier connection, so that the network probably blocks QUIC. Connections that existed at the same time count
+    /// as one event.
     fn is_dark_again(&self, began: u64, now: u64) -> bool {
         let before = self.dark_at.get();
         let is_again = before > 0 && began >= before && self.counts(now);
@@ -89,7 +95,7 @@ impl QuicAvoidance {
     }
 }
 
-/// The target of a connection, for a test handshake.
+/// The target of a test handshake.
 pub(super) struct Redial {
     config: quic::ClientConfig,
     address: SocketAddr,
@@ -104,7 +110,7 @@ impl Redial {
 }
 
 impl Pool {
-    /// Dials over QUIC, and over TCP if QUIC does not answer.
+    /// Opens a connection over QUIC, or over TCP if QUIC fails, is not answered in time, or is avoided.
     pub(super) async fn dial_h3_or_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -133,8 +139,8 @@ impl Pool {
         result
     }
 
-    /// Retries QUIC in one task while HTTP/2 is the fallback, unless QUIC is avoided. Later requests use QUIC on
-    /// success.
+    /// Dials QUIC in a task while HTTP/2 is the fallback, unless QUIC is avoided. If the dial succeeds, later requests
+    /// use HTTP/3.
     pub(super) fn try_quic_again(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) {
         let avoids = &self.avoids_quic;
         if avoids.is_tried.get() || self.dialing_for_all.get() || avoids.holds(worker) {
@@ -145,7 +151,7 @@ impl Pool {
             return self.leave_h2(worker, spec.destination.label);
         }
         avoids.is_tried.set(true);
-        // The new connection replaces existing ones, so it may exceed the connection limit meanwhile.
+        // The new connection replaces existing ones, so the pool may exceed its limit of connections for a moment.
         let (permit, standing) = (Permit::take(&self.open), spec.to_owned_spec());
         let (pool, here) = (self.clone(), worker.clone());
         worker.spawn(async move {
@@ -166,7 +172,7 @@ impl Pool {
         });
     }
 
-    /// QUIC works again: flows over HTTP/2 move or end there, and nothing new begins on HTTP/2.
+    /// Drains all HTTP/2 connections, because QUIC works again. Flows that can move use HTTP/3.
     fn leave_h2(&self, worker: &Outbound, peer: &str) {
         tracing::info!(peer, "QUIC works again");
         for connection in self.shared.borrow().iter().filter(|connection| !connection.is_h3()) {
@@ -174,7 +180,7 @@ impl Pool {
         }
     }
 
-    /// Uses HTTP/2 from now on, for a while, and logs it. Several connections that fail at once count as one failure.
+    /// Avoids QUIC for a while, and logs this. Several connections that fail at the same time count as one failure.
     fn avoid_quic(&self, worker: &Outbound, peer: &str, reason: &str) {
         if self.avoids_quic.holds(worker) {
             return;
@@ -184,7 +190,7 @@ impl Pool {
         tracing::warn!(peer, reason, "QUIC does not get through; HTTP/2 is used instead");
     }
 
-    /// Watches a connection until its path is dark or too narrow for QUIC, then closes it.
+    /// Monitors the path of a connection until it is dark or its MTU is too small for QUIC. Then closes the connection.
     pub(super) async fn watch_h3(
         &self,
         worker: &Outbound,
@@ -197,8 +203,8 @@ impl Pool {
         let reason = darkness(worker, shared, link, redial).await;
         let (avoids, now) = (&self.avoids_quic, worker.now());
         let got_through = now >= began + AVOID;
-        // After a single event, the peer or the path is the likelier cause, so QUIC is dialled again. A middlebox may
-        // let QUIC begin and block it later, each time.
+        // After a single event, an outage of the peer or the path is the likelier cause, so QUIC is dialled again. A
+        // repeated event suggests a middlebox that permits QUIC at first and blocks it later.
         let is_darkness = got_through && reason == DARKNESS;
         let is_again = is_darkness && avoids.is_dark_again(began, now);
         if got_through && !is_again {
@@ -214,7 +220,7 @@ impl Pool {
     }
 }
 
-/// The first of two futures that succeeds. If both fail, `telling` chooses the error.
+/// Returns the value of the future that succeeds first. If both fail, `telling` chooses between the two errors.
 pub async fn first_of<T, E>(
     one: impl Future<Output = Result<T, E>> + Unpin,
     other: impl Future<Output = Result<T, E>> + Unpin,
@@ -227,14 +233,15 @@ pub async fn first_of<T, E>(
     }
 }
 
-/// The more specific error of the two: a timeout of QUIC could have any cause.
+/// Returns the more specific of the two errors. A timeout of the QUIC handshake is the less specific one.
 fn telling(by_quic: Error, by_tcp: Error) -> Error {
     if matches!(by_quic, Error::ConnectTimeout { missing: NO_CONNECTION, .. }) { by_tcp } else { by_quic }
 }
 
 const DARKNESS: &str = "no packet is answered";
 
-/// Returns the reason once sent data stays unacknowledged, or once large packets are lost and a test handshake fails.
+/// Waits until the path of a connection fails, and returns the reason: sent data is not acknowledged, or large packets
+/// are lost and a test handshake fails.
 async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, redial: &Redial) -> &'static str {
     let mut look = tokio::time::interval(PATH_CHECK_INTERVAL);
     let mut before = link.connection.stats();
@@ -244,7 +251,8 @@ async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, red
     loop {
         look.tick().await;
         let now = link.connection.stats();
-        // Received data does not count: a path may be dark in one direction, and the peer keeps sending probes.
+        // Received data does not count, because a path may fail in one direction only, while the peer continues to
+        // send.
         let is_heard = std::mem::replace(&mut answered, link.answered()) != answered;
         let is_owed = answerable(&now) > answerable(&before) || silent > Duration::ZERO;
         silent = if is_heard || !is_owed || shared.is_unused() { Duration::ZERO } else { silent + PATH_CHECK_INTERVAL };
@@ -254,7 +262,7 @@ async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, red
         let lost = now.path.lost_packets.saturating_sub(before.path.lost_packets);
         let bytes = now.path.lost_bytes.saturating_sub(before.path.lost_bytes);
         before = now;
-        // If other large packets arrive, losses say nothing about the path's width.
+        // If other large packets are acknowledged, the losses are not caused by the path MTU.
         let is_wide = std::mem::replace(&mut arrived, link.arrived()) != arrived;
         if is_wide || lost == 0 || bytes / lost < LARGE_PACKET_BYTES || tokio::time::Instant::now() < trusted_until {
             continue;
@@ -268,17 +276,19 @@ async fn darkness(worker: &Outbound, shared: &SharedConnection, link: &Link, red
     }
 }
 
-/// The frames sent that the peer must acknowledge (RFC 9000, section 13.2). A packet count would include
-/// acknowledgements of the peer's keepalives, which are owed no answer, so an idle tunnel's path would seem dark.
+/// Returns the number of sent frames that the peer must acknowledge (RFC 9000, section 13.2). A number of packets would
+/// include acknowledgements of the peer's keepalives, which the peer does not answer: the path of an idle tunnel would
+/// seem dark.
 fn answerable(stats: &quic::ConnectionStats) -> u64 {
     let sent = &stats.frame_tx;
     let data = sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
     let credit = sent.max_data + sent.max_stream_data + sent.max_streams_bidi + sent.max_streams_uni;
-    // The frames of a probe without other data.
+    // PING and IMMEDIATE_ACK are the frames of a probe without data.
     data + credit + sent.ping + sent.immediate_ack
 }
 
-/// True if a handshake succeeds. It begins with packets of 1,200 bytes, so the path is wide enough.
+/// True if a test handshake is answered. Its first packets have 1,200 bytes, so the path MTU then suffices for QUIC.
+/// Also true if the handshake cannot be started.
 async fn shakes_hands(worker: &Outbound, redial: &Redial) -> bool {
     let Ok(endpoint) = worker.quic_client(redial.address.is_ipv4()) else { return true };
     let Ok(connecting) = endpoint.connect_with(redial.config.clone(), redial.address, &redial.name) else {
@@ -304,10 +314,10 @@ mod tests {
         let avoids = QuicAvoidance::default();
         assert!(!avoids.counts(0));
         assert!(!avoids.is_dark_again(0, 60_000));
-        // Another connection of that time is the same event; one that began later is another.
+        // A connection that existed at that time belongs to the same event. One that began later is a new event.
         assert!(!avoids.is_dark_again(10, 60_250));
         assert!(avoids.counts(61_000) && avoids.is_dark_again(61_000, 120_000));
-        // QUIC is avoided meanwhile, which does not count as a time in which it worked.
+        // The record remains relevant for a while after the avoidance has ended.
         avoids.until.set(120_000 + LAST_AVOID);
         assert!(avoids.is_dark_again(120_000 + LAST_AVOID, 180_000 + LAST_AVOID));
         let long_after = avoids.dark_at.get() + LAST_AVOID;

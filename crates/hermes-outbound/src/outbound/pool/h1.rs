@@ -1,7 +1,7 @@
 //! HTTP/1.1 connections to one endpoint.
 //!
-//! In: a connection spec. Out: an exclusive connection, idle or new. Its holder drives it. Nothing drives an idle
-//! connection, so changes by the peer show when the next holder takes it.
+//! In: a connection spec. Out: an exclusive connection, either an idle or a new one. The lessee drives it. Nothing
+//! drives an idle connection, so a close by the peer is detected when the connection is leased again.
 
 use std::future::Future;
 use std::rc::{Rc, Weak};
@@ -26,28 +26,33 @@ use hermes_transport::error::Error;
 use hermes_transport::headers::HYPER_HEADERS;
 use hermes_transport::runtime::session::Connection;
 
-/// Read buffer of an HTTP/1.1 connection.
+/// The minimum limit of hyper's read buffer of an HTTP/1.1 connection, in bytes.
 const READ_BUFFER: usize = 64 << 10;
 
-/// An HTTP/1.1 connection: hyper's sender and connection, held together.
+/// An HTTP/1.1 connection, which combines hyper's sender and hyper's connection future.
 pub struct H1Connection {
     pub sender: http1::SendRequest<Attempt>,
     connection: http1::Connection<TokioIo<QuotaSocket>, Attempt>,
     meter: ReadMeter,
     trailers: TrailerSlot,
     is_secure: bool,
-    /// The connection future has completed and must not be polled again.
+    /// True if the connection future has completed and must not be polled again.
     pub finished: bool,
+    /// True if the connection was idle in the pool before it was leased for the current request.
     pub reused: bool,
+    /// The time since which the connection is idle, in milliseconds of the worker's clock.
     pub(super) idle_since: u64,
     pub(super) idle: Option<IdlePlace>,
-    /// The only client connection whose requests may use it; `None`: any.
+    /// The only client connection whose requests may use this connection. `None` if requests of all clients may.
     bound: Option<Weak<Connection>>,
     permit: Permit,
 }
 
 impl H1Connection {
-    /// Drives the connection. An error is the connection's.
+    /// Drives the connection.
+    ///
+    /// # Errors
+    /// The connection failed.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), hyper::Error> {
         if self.finished {
             return Ok(());
@@ -61,19 +66,19 @@ impl H1Connection {
         }
     }
 
-    /// The scheme of requests in origin form on this connection.
+    /// Returns the scheme of requests that are sent in origin form on this connection.
     pub fn scheme(&self) -> Scheme {
         if self.is_secure { Scheme::HTTPS } else { Scheme::HTTP }
     }
 
-    /// The meter of its reads.
+    /// Returns the meter that limits the reads of this connection.
     pub fn meter(&self) -> &ReadMeter {
         &self.meter
     }
 
-    /// Binds the connection to a client's connection. NTLM and Negotiate authenticate a connection instead of a
-    /// request, so the origin attributes all its requests to that client. Without a client, it serves no further
-    /// request.
+    /// Binds this connection to a client's connection. NTLM and Negotiate authenticate a connection instead of a
+    /// request, so the origin attributes all requests on it to that client. With `None`, this connection serves no
+    /// further request.
     pub fn bind(&mut self, client: Option<&Rc<Connection>>) {
         self.bound = Some(client.map(Rc::downgrade).unwrap_or_default());
     }
@@ -82,24 +87,25 @@ impl H1Connection {
         self.bound.as_ref().is_some_and(|bound| std::ptr::eq(bound.as_ptr(), Rc::as_ptr(client)))
     }
 
-    /// True if the client connection that it is bound to has ended.
+    /// True if this connection is bound to a client connection that has ended.
     pub(super) fn is_orphaned(&self) -> bool {
         self.bound.as_ref().is_some_and(|bound| bound.strong_count() == 0)
     }
 
-    /// The slot for the trailers of a chunked request.
+    /// Returns the slot for the trailers of a chunked request.
     pub fn trailers(&self) -> &TrailerSlot {
         &self.trailers
     }
 
-    /// True if it can take another request.
+    /// True if another request can be sent on this connection.
     pub fn is_reusable(&self) -> bool {
         !self.finished && self.sender.is_ready()
     }
 
-    /// The plain connection after `101` or 2xx to CONNECT, with bytes that were already read, and its permit.
+    /// Returns the underlying connection after `101` or 2xx to CONNECT, the bytes that were already read from it, and
+    /// the permit.
     pub async fn into_io(mut self: Box<Self>) -> (Io, Bytes, Permit) {
-        // hyper releases the connection once it has noticed the switch.
+        // hyper releases the connection once it has processed the end of HTTP on it.
         std::future::poll_fn(|cx| {
             let _ = self.poll(cx);
             if self.finished { Poll::Ready(()) } else { Poll::Pending }
@@ -123,7 +129,7 @@ impl Pool {
                 self.wait(worker, spec.session, had_turn).await?;
                 had_turn = true;
             }
-            // A connection with a PROXY header belongs to one source and is never shared.
+            // A connection with a PROXY header is for requests of one source address, and is never reused.
             if !spec.fresh
                 && spec.destination.proxy_source.is_none()
                 && let Some(connection) = self.take_idle(spec.client)
@@ -138,8 +144,8 @@ impl Pool {
         }
     }
 
-    /// Dials, and takes an idle connection if one becomes free first. In a burst, early requests finish before the last
-    /// dials succeed, if the origin's accept queue is short. A dial that lost continues and serves a later request, so
+    /// Dials, and leases an idle connection instead if one becomes free first. This happens in a burst of requests to
+    /// an origin with a short accept queue. The dial then continues, and its connection serves a later request, so that
     /// the pool grows to the demand.
     async fn dial_or_idle(self: &Rc<Self>, worker: &Rc<Outbound>, spec: &ConnectSpec<'_>) -> Result<Leased, Error> {
         let permit = Permit::take(&self.open);
@@ -155,7 +161,7 @@ impl Pool {
                     if let Some(connection) = self.take_idle(spec.client) {
                         let (owner, pool) = (worker.clone(), self.clone());
                         worker.spawn(async move {
-                            // hyper accepts a request only after the connection was polled.
+                            // `probe` polls the connection, because hyper accepts a request only after the first poll.
                             if let Ok(mut connection) = dial.await
                                 && probe(&mut connection)
                             {
@@ -170,8 +176,8 @@ impl Pool {
         dial.await.map(Leased::H1)
     }
 
-    /// Dials an HTTP/1.1 connection to an endpoint with a newer version, for upgrades that the newer version cannot
-    /// carry.
+    /// Opens an HTTP/1.1 connection to an endpoint whose configured version is newer, for an upgrade that the newer
+    /// version does not support.
     ///
     /// # Errors
     /// The dial failed, or too many requests wait for a connection.
@@ -187,7 +193,7 @@ impl Pool {
         dial_h1(worker, &ConnectSpec { destination, ..*spec }, permit).await
     }
 
-    /// Starts a dial that may outlive its request.
+    /// Returns a future that dials and may outlive the request.
     fn dial_standing(
         &self,
         worker: &Rc<Outbound>,
@@ -198,7 +204,8 @@ impl Pool {
         async move { dial_h1(&worker, &standing.spec(), permit).await }
     }
 
-    /// Takes an idle connection that is bound to this client, or else an unbound one.
+    /// Takes an idle connection that is bound to this client, or otherwise an unbound one. Returns `None` if the pool
+    /// has neither.
     pub(super) fn take_idle(&self, client: Option<&Rc<Connection>>) -> Option<Box<H1Connection>> {
         loop {
             let mut connection = {
@@ -215,7 +222,8 @@ impl Pool {
         }
     }
 
-    /// Closes the longest idle bound connection, to make room for one that others may use. False if no such connection exists.
+    /// Closes the longest idle connection that is bound to a client, so that a connection for any client can be opened.
+    /// Returns false if the pool has no such connection.
     pub(super) fn close_bound(&self, worker: &Outbound) -> bool {
         let oldest = self.idle.borrow().iter().position(|one| one.bound.is_some());
         let closed = oldest.map(|at| self.idle.borrow_mut().remove(at));
@@ -225,7 +233,8 @@ impl Pool {
         closed.is_some()
     }
 
-    /// Returns a connection to the pool, if it can take another request.
+    /// Returns a connection to the pool if another request can be sent on it. Otherwise, or if `shareable` is false,
+    /// drops it.
     pub fn give_back(&self, worker: &Outbound, mut connection: Box<H1Connection>, shareable: bool) {
         if shareable && !self.retired.get() && !connection.is_orphaned() && connection.is_reusable() {
             worker.make_room_for_idle();
@@ -276,7 +285,7 @@ pub(super) async fn handshake_h1(
     })
 }
 
-/// True if an idle connection is still usable. Polls it, since nothing did while it was idle.
+/// True if an idle connection is still usable. Polls the connection, because nothing polled it while it was idle.
 pub(super) fn probe(connection: &mut H1Connection) -> bool {
     let mut cx = Context::from_waker(Waker::noop());
     connection.poll(&mut cx).is_ok() && connection.is_reusable()

@@ -1,6 +1,6 @@
 //! HTTP/2 connections to an endpoint.
 //!
-//! In: a connection spec. Out: a running connection.
+//! In: a connection spec. Out: a connection that a task of the worker drives and monitors.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -26,21 +26,24 @@ use crate::outbound::connect::connect;
 use hermes_transport::error::{Error, NO_SETTINGS};
 use hermes_transport::stream::h2::{Backlog, Scanned, Window};
 
-/// Maximum size of a DATA frame. Large frames carry a tunnel's bytes at a lower cost.
+/// The maximum size in bytes of a received DATA frame. Large frames transfer the bytes of a tunnel at a lower cost.
 pub const MAX_FRAME: u32 = 256 << 10;
-/// TokenBucket for small frames that h2 holds unread, at 256 bytes each. The sweep drains them; the budget covers the time
-/// between two sweeps. h2's default is half the window, beyond which it ends the connection.
+/// The budget for small unread frames in h2, each of which costs 256 bytes. If it is exceeded, h2 ends the connection.
+/// The sweep moves unread frames out of h2, so the budget must suffice for the time between two sweeps. h2's default is
+/// half the window.
 pub const FRAME_BUDGET: usize = 32 << 20;
-/// Number of streams reset by this node that h2 remembers for a second, so that frames in transit to them are not
-/// errors. Clients cancel at will, and no single client may end a connection for all others.
+/// The number of streams reset by this node that h2 records for a second, so that frames in transit to them are no
+/// errors. Clients may cancel many requests, and none of them may thereby end a connection that others share.
 pub const RESETS_REMEMBERED: usize = 4096;
-/// Limit of errors by a peer that carries many users' streams, such as frames for forgotten streams. Each error costs
-/// memory until the peer reads its reply.
+/// The maximum number of stream errors of a peer, such as frames for streams that h2 no longer records. It is high
+/// because one connection has the streams of many users. Each error occupies memory until the peer reads the reset.
 pub const ERROR_RESETS: usize = 65_536;
-/// Allowance for the header lines that nodes add: a node may pass on a larger head than it accepts.
+/// The number of bytes that nodes may add to a head. A head from another node may exceed this node's limit by this
+/// number.
 pub const ADDED_BYTES: u32 = 4 << 10;
+/// The number of header lines that nodes may add to a head, as for [`ADDED_BYTES`].
 pub const ADDED_LINES: usize = 8;
-/// The buffer of h2 for a stream, beyond the peer's window.
+/// The maximum number of bytes that h2 buffers for a stream beyond the peer's window.
 pub const SEND_BUFFER: usize = 512 << 10;
 
 impl Pool {
@@ -55,7 +58,7 @@ impl Pool {
         self.adopt_h2(worker, spec, io, permit, deadline).await
     }
 
-    /// Starts HTTP/2 on a new connection and hands it to a task of the worker. `deadline` is that of the dial.
+    /// Starts HTTP/2 on a new connection before `deadline`, and spawns a task that drives it.
     pub(super) async fn adopt_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -81,10 +84,11 @@ impl Pool {
         Ok(shared)
     }
 
-    /// Watches whether the peer acknowledges the bytes sent on a connection. If it does not, nothing new begins there,
-    /// and flows that can move do. Other flows wait for the kernel, which retries for a quarter of an hour, or for as
-    /// long as a peer keeps its window closed. While the connection replaces HTTP/3 and its path is good, QUIC is
-    /// retried too, since long-lived flows request no other connection. Never returns.
+    /// Monitors whether the peer acknowledges the bytes that were sent on a connection. If it does not, no new stream
+    /// opens on the connection, and flows that can move do so. Other streams wait for the kernel, which retransmits for
+    /// a quarter of an hour, or probes for as long as the peer's TCP window is closed. While the connection replaces
+    /// HTTP/3 and its path works, QUIC is also dialled again, because long-lived flows request no other connection.
+    /// Never returns.
     async fn watch_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -112,13 +116,13 @@ impl Pool {
             let Ok(seen) = acks.state() else { continue };
             // Data sent after the previous check is not overdue yet.
             let is_owed = seen.waiting_for.is_some_and(|silence| silence >= PATH_CHECK_INTERVAL);
-            // A peer confirms a closed window now and then, which acknowledges none of the waiting data.
+            // A peer with a closed TCP window answers probes, but acknowledges none of the waiting data.
             let is_stuck = is_dark && seen.waiting_for.is_some() && seen.acknowledged == acknowledged;
             silent = if is_owed || is_stuck { silent + PATH_CHECK_INTERVAL } else { Duration::ZERO };
             acknowledged = seen.acknowledged;
             if shared.set_dark(worker, silent >= DARK_AFTER.max(DARK_ROUND_TRIPS * seen.rtt)) {
                 if is_dark {
-                    // The connection has room again, and perhaps no other one opens.
+                    // The connection accepts streams again, so waiting requests need not wait for another connection.
                     self.open.wake_all();
                     tracing::info!(peer, "HTTP/2 connection acknowledges data again");
                 } else {
@@ -132,7 +136,7 @@ impl Pool {
     }
 }
 
-/// A connection whose HTTP/2 has begun, without a driver yet.
+/// A connection whose HTTP/2 handshake is complete, and which no task drives yet.
 pub(super) struct Begun {
     pub(super) connection: Connection,
     pub(super) speaks: SharedProtocol,
@@ -141,7 +145,7 @@ pub(super) struct Begun {
 
 pub(super) type Connection = h2::client::Connection<Scanned, Bytes>;
 
-/// Starts HTTP/2 and waits for the peer's SETTINGS until `deadline`. `within` is the whole timeout, for the error.
+/// Starts HTTP/2, and waits for the peer's SETTINGS until `deadline`. `within` is the timeout that the error states.
 pub(super) async fn begin_h2(
     worker: &Outbound,
     peer: &Arc<str>,
@@ -161,7 +165,7 @@ pub(super) async fn begin_h2(
         .max_concurrent_reset_streams(RESETS_REMEMBERED)
         .max_send_buffer_size(SEND_BUFFER)
         .data_frame_budget(FRAME_BUDGET)
-        // Zero streams until the peer's SETTINGS arrive, which makes their arrival visible.
+        // The limit of streams is zero until the peer's SETTINGS arrive, so that `ready` can detect their arrival.
         .initial_max_send_streams(0)
         .enable_push(false)
         .handshake::<_, Bytes>(Scanned::new(io, window.ends()));

@@ -1,6 +1,7 @@
 //! HTTP/3 connections to an endpoint.
 //!
-//! In: a connection spec. Out: a running connection. Never: a spec without TLS, which `check` rejects.
+//! In: a connection spec. Out: a connection that a task of the worker drives and monitors. `check` rejects HTTP/3
+//! without TLS.
 
 use std::future::{Future, pending};
 use std::io;
@@ -39,11 +40,11 @@ impl Pool {
         begun
     }
 
-    /// Starts HTTP/3 on a connection that was opened elsewhere, and that is kept even if its path is dark. Returns a
-    /// stream on it.
+    /// Starts HTTP/3 on a connection that the caller has opened, adds it to the pool, and leases a stream on it. The
+    /// connection is not closed if its path fails.
     ///
     /// # Errors
-    /// Errors of a dial.
+    /// The peer sent no SETTINGS before `deadline`.
     pub async fn adopt_quic(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -51,7 +52,7 @@ impl Pool {
         connection: quic::Connection,
         deadline: Instant,
     ) -> Result<Lease, Error> {
-        // Without TLS settings, the path is not watched.
+        // Without a TLS configuration, `adopt_h3` does not monitor the path.
         let destination = Destination { tls: None, ..spec.destination };
         let spec = ConnectSpec { destination, ..*spec };
         let shared = self.adopt_h3(worker, &spec, connection, Permit::take(&self.open), deadline).await?;
@@ -83,8 +84,9 @@ impl Pool {
                 () = muteness(&driven_link, deadline) => {}
             }
         });
-        // The peer's capabilities must be known before a tunnel is requested. The lease keeps the connection in use
-        // meanwhile: a pool that a reload retires closes unused connections, but its waiters must still be served.
+        // The peer's SETTINGS must have arrived before a tunnel is requested. During this wait, the lease marks the
+        // connection as used: if a reload retires the pool, unused connections are closed, but waiters must still be
+        // served.
         let _in_use = Lease::take(&shared, self, worker, false);
         match link.settled().await {
             None if Instant::now() >= deadline => Err(late(spec, NO_SETTINGS)),
@@ -93,8 +95,8 @@ impl Pool {
     }
 }
 
-/// Ends a connection whose peer sent no SETTINGS before the deadline. The request that dialled may use another
-/// connection meanwhile and no longer wait.
+/// Closes a connection whose peer sent no SETTINGS before the deadline, even if no request waits for them any more.
+/// Returns only then.
 async fn muteness(link: &Link, deadline: Instant) {
     tokio::time::sleep_until(deadline).await;
     if link.settings().is_some() {
@@ -110,7 +112,7 @@ fn late(spec: &ConnectSpec<'_>, missing: &'static str) -> Error {
 /// Opens an authenticated QUIC connection to an endpoint.
 ///
 /// # Errors
-/// The endpoint that could not be reached, and the reason.
+/// The host did not resolve, an address is not permitted, or the handshake failed.
 pub async fn dial(worker: &Outbound, to: &Destination<'_>) -> Result<quic::Connection, Error> {
     let fault = |error: io::Error| Error::Connect { peer: to.label.clone(), source: Arc::new(error) };
     let tls = to.tls.and_then(|tls| Some((tls.quic.clone()?, &tls.name)));
@@ -127,13 +129,13 @@ pub async fn dial(worker: &Outbound, to: &Destination<'_>) -> Result<quic::Conne
     connected.await.map_err(fault)
 }
 
-/// The flow-control windows that this node grants.
+/// Returns the flow-control windows that this node grants to peers.
 pub(super) fn windows(worker: &Outbound) -> Windows {
     let limits = &worker.snapshot().limits;
     Windows { stream: limits.stream_window, connection: limits.connection_window }
 }
 
-/// The SETTINGS of this node.
+/// Returns the SETTINGS that this node sends.
 pub(super) fn settings(worker: &Outbound) -> Settings {
     let limits = &worker.snapshot().limits;
     let most = limits.header_bytes as u64 + u64::from(ADDED_BYTES);

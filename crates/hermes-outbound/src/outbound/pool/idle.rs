@@ -1,25 +1,27 @@
 //! Limits the idle connections of a worker, across all pools.
 //!
-//! In: connections that become idle. Out: an entry for each, held until the connection is used or closed; and the
-//! connections to close if there are too many. Clients of a forward proxy name endpoints, and each endpoint has its own
-//! pool: without this limit, clients would control the number of idle connections. Never: a connection, which stays in
-//! its pool.
+//! In: connections that become idle. Out: a guard for each, which counts the connection until it is used or closed, and
+//! the connections to close if there are too many. Clients of a forward proxy choose endpoints, and each endpoint has
+//! its own pool. Without this limit, clients would control the number of idle connections. Never: a connection, which
+//! stays in its pool.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// If the limit is reached, one in this many idle connections closes, the oldest first. Searching for the oldest at
-/// each new entry would be slow.
+/// The divisor of the limit that gives the number of idle connections closed when the limit is reached. Closing one at
+/// a time would search for the longest idle connection too often.
 const CLOSED_SHARE: usize = 16;
 
-/// The idle connections of a worker.
+/// Counts the idle connections of a worker.
 #[derive(Default)]
 pub struct Idle {
     count: Rc<Cell<usize>>,
+    /// The sequence number of the connection that last became idle.
     turn: Cell<u64>,
 }
 
-/// An idle connection. A later one has a greater turn.
+/// The guard that counts an idle connection. Its sequence number `turn` is greater for a connection that became idle
+/// later.
 pub struct IdlePlace {
     count: Rc<Cell<usize>>,
     pub(super) turn: u64,
@@ -32,7 +34,7 @@ impl Idle {
         IdlePlace { count: self.count.clone(), turn: self.turn.get() }
     }
 
-    /// True if there is no room for another entry.
+    /// True if the limit of idle connections is reached.
     pub fn is_full(&self, limit: usize) -> bool {
         self.count.get() >= limit
     }
@@ -44,7 +46,8 @@ impl Drop for IdlePlace {
     }
 }
 
-/// The greatest turn to close. `None` if nothing is to close.
+/// Returns the greatest sequence number of the idle connections that must be closed, or `None` if there are no idle
+/// connections. `turns` are the sequence numbers of all idle connections.
 pub fn last_to_go(mut turns: Vec<u64>, limit: usize) -> Option<u64> {
     // A reload may have lowered the limit.
     let too_many = (turns.len() + 1).saturating_sub(limit);

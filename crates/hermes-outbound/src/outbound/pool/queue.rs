@@ -1,7 +1,8 @@
-//! The queue of a pool, and its count of open connections.
+//! The queue of requests that wait for a connection of a pool, and the number of its open connections.
 //!
-//! In: sessions that found no connection, and connections as they open. Out: turns in the order of arrival, and permits
-//! that count a connection for its lifetime. A waiter that gives up passes its turn on. Never: a connection.
+//! In: requests that found no connection, and connections as they open. Out: turns in the order of arrival, and permits
+//! that count a connection for its lifetime. A turn entitles a request to look for a connection again. If a waiting
+//! request is dropped, its turn passes to the next one. Never: a connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,23 +10,25 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-/// Counts the connections of a pool and the sessions that wait for one.
+/// The number of open connections of a pool, and the requests that wait for one.
 #[derive(Default)]
 pub(super) struct Open {
+    /// The number of open connections and of dials in progress.
     pub(super) count: Cell<usize>,
-    /// Waiters for a connection or for permission to dial. Limited by `upstream_pending`.
+    /// The requests that wait for a connection or for permission to dial. `limits.upstream-pending` bounds their
+    /// number.
     pub(super) waiting: Queue,
-    /// Sessions that dial, but would accept a connection that becomes free first. At most one for each dial.
+    /// The requests that dial, and would use a connection that becomes free first. There is at most one for each dial.
     pub(super) dialing: Queue,
 }
 
 impl Open {
-    /// A connection may be dialled, or is idle.
+    /// Wakes the next waiting request, because a connection has become idle or another one may be dialled.
     pub(super) fn wake_one(&self) {
         let _ = self.waiting.wake_one();
     }
 
-    /// A connection is idle.
+    /// Wakes the next waiting request, or a request that dials, because a connection has become idle.
     pub(super) fn wake_for_idle(&self) {
         let _ = self.waiting.wake_one() || self.dialing.wake_one();
     }
@@ -35,11 +38,11 @@ impl Open {
     }
 }
 
-/// Waiters in their order.
+/// A queue of waiting requests.
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: RefCell<VecDeque<Waiting>>,
-    /// Turns that their owners have not used yet.
+    /// The number of requests that were given a turn and have not acted on it yet.
     turns: Cell<usize>,
 }
 
@@ -49,11 +52,12 @@ struct Waiting {
 }
 
 impl Queue {
-    /// Joins the queue. `None` if too many wait. A waiter whose turn was in vain goes to the front.
+    /// Adds a request to the queue. A request that has already had a turn without success (`had_turn`) is added at the
+    /// front. Returns `None` if `most` requests wait already.
     pub(super) fn join(&self, most: usize, had_turn: bool) -> Option<Waiter<'_>> {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.len() >= most {
-            // Waiters that gave up do not count.
+            // Requests that were dropped do not count.
             waiting.retain(|waiter| !waiter.turn.is_closed());
         }
         let (sender, turn) = oneshot::channel();
@@ -68,13 +72,14 @@ impl Queue {
         })
     }
 
-    /// True if the waiters with a turn claim all free capacity, so that a newcomer must queue.
+    /// True if a newcomer must queue, because at least as many requests have a turn as connections and streams are
+    /// free.
     pub(super) fn has_all(&self, free: impl FnOnce() -> usize) -> bool {
         self.turns.get() > 0 && self.turns.get() >= free()
     }
 
-    /// Passes on what a waiter left unused, to the first waiter that had no turn yet. Others would pass it back and
-    /// forth.
+    /// Gives a turn to the first request that has had none yet, because the caller could not use an idle connection.
+    /// Requests that have had a turn are skipped, because they would pass the turn to each other forever.
     pub(super) fn pass_on(&self) {
         let next = |waiting: &VecDeque<Waiting>| waiting.iter().position(|waiter| !waiter.had_turn);
         loop {
@@ -97,9 +102,9 @@ impl Queue {
         self.waiting.borrow().iter().any(|waiter| !waiter.turn.is_closed())
     }
 
-    /// Wakes the first waiter. False if nobody waits.
+    /// Gives a turn to the first waiting request. Returns false if no request waits.
     fn wake_one(&self) -> bool {
-        // Skips waiters that gave up.
+        // Requests that were dropped are skipped.
         loop {
             let Some(waiter) = self.waiting.borrow_mut().pop_front() else { return false };
             if self.hand_turn(waiter) {
@@ -109,7 +114,8 @@ impl Queue {
     }
 }
 
-/// A position in a queue. If its owner gives up, its turn passes on.
+/// The position of a request in a queue. If the request is dropped with an unused turn, the next request receives the
+/// turn.
 pub(super) struct Waiter<'a> {
     queue: &'a Queue,
     turn: oneshot::Receiver<()>,
@@ -117,7 +123,7 @@ pub(super) struct Waiter<'a> {
 }
 
 impl Waiter<'_> {
-    /// Waits for the turn. The owner must act on it at once, before other tasks run.
+    /// Waits for the turn. The request must act on it at once, before other tasks run.
     pub(super) async fn turn(&mut self) {
         self.has_turn = (&mut self.turn).await.is_ok();
     }
@@ -133,16 +139,17 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// A turn whose owner awaits something else before it acts. Its drop passes the turn on.
+/// The turn of a request that awaits something else before it acts. Dropping this value passes the turn to the next
+/// request.
 pub(super) struct Turn<'a>(&'a Open);
 
 impl<'a> Turn<'a> {
-    /// Wraps the caller's turn.
+    /// Wraps the turn that the caller was given.
     pub(super) fn of(open: &'a Open) -> Self {
         Self(open)
     }
 
-    /// Keeps the turn: its owner acts on it now.
+    /// Consumes the turn without passing it on, because the request acts on it now.
     pub(super) fn keep(self) {
         std::mem::forget(self);
     }
@@ -154,7 +161,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Counts one open connection of a pool.
+/// The guard that counts an open connection, or a dial in progress, in its pool.
 pub struct Permit(Rc<Open>);
 
 impl Permit {

@@ -1,8 +1,9 @@
-//! Reverse connections of a node, in the pool of its name.
+//! The pool of a node's reverse connections.
 //!
-//! In: a connection on which the node serves requests. Out: leases, as on any shared connection. Without a connection
-//! on this worker, requests wait: briefly if the last one has just closed, and up to their timeout if another worker
-//! has one. The newest connection has priority, since an older one may be dead unnoticed. Never: a dial.
+//! In: a connection that the node has dialled, and on which it serves requests. Out: leases, as on any shared
+//! connection. If this worker has no connection of the node, requests wait: briefly if the last connection has just
+//! closed, and up to their timeout if another worker has one. The newest connection is used first, because the failure
+//! of an older one may not have been detected yet. Never: a dial.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -32,26 +33,26 @@ use hermes_transport::h3::Link;
 use hermes_transport::metrics::ListenerLabels;
 use hermes_transport::stream::StreamError;
 
-/// Maximum number of connections of one node on a worker; beyond it the oldest is retired. A node has several if it
-/// reconnects, or dials several addresses of this node.
+/// The maximum number of connections of one node on a worker. One more retires the oldest. A node has several
+/// connections if it reconnects, or dials several addresses of this node.
 const MAX_CONNECTIONS_PER_NODE: usize = 4;
-/// Maximum number of retired connections, which end with their last request. Beyond it the oldest ends at once, so that
-/// a node that dials repeatedly cannot occupy all connections.
+/// The maximum number of retired connections of one node, which end with their last request. One more ends the oldest
+/// at once, so that a node that dials repeatedly cannot occupy all connections.
 const MAX_RETIRED_CONNECTIONS: usize = 8;
-/// Timeout of a call to a node, which answers calls immediately.
+/// The timeout of a request that this node itself sends to a node, which should answer it immediately.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The future that drives a connection until it ends.
 pub(super) type Driven = Pin<Box<dyn Future<Output = ()>>>;
 
-/// A reverse connection, for as long as it is in the pool.
+/// A reverse connection in the pool. Dropping this value closes the connection and removes it from the pool.
 pub struct ReverseConnection {
     worker: Rc<Outbound>,
     pool: Rc<Pool>,
     shared: Rc<SharedConnection>,
     pub reverse_peer: Arc<ReversePeer>,
     labels: ListenerLabels,
-    /// True while it counts as a connection that takes requests.
+    /// True while the connection accepts requests, and is counted for the node as such.
     is_usable: Cell<bool>,
     _permit: Permit,
 }
@@ -91,13 +92,13 @@ impl ReverseConnection {
         kept
     }
 
-    /// Prevents further requests, and ends the connection with its last one.
+    /// Accepts no further requests on the connection, and ends it with its last request.
     pub fn retire(&self) {
         self.shared.retire();
         self.set_usable(false);
     }
 
-    /// Sends a request of this node, and waits for its response.
+    /// Sends a request that this node itself makes, and waits for its response.
     ///
     /// # Errors
     /// The stream or its connection failed, or no response arrived in time.
@@ -114,7 +115,8 @@ impl ReverseConnection {
         }
     }
 
-    /// Monitors whether the node is alive; returns when it is not.
+    /// Monitors whether the node is reachable over this connection. Returns when it is not, or when the connection
+    /// ends.
     pub async fn listen(&self, mut keepalive: Keepalive, source: IpAddr, slot: &ConnectionSlot) {
         let mut newer = self.reverse_peer.newer();
         loop {
@@ -122,7 +124,7 @@ impl ReverseConnection {
                 let beat = keepalive.poll(cx, self.shared.heard());
                 self.shared.is_silent.set(beat != Liveness::Alive);
                 if !self.shared.is_alive() {
-                    // The node accepts no further request, so the connection ends with its last one.
+                    // The node accepts no further request on this connection, so it ends with its last request.
                     self.shared.retire();
                 }
                 if self.shared.is_closed() {
@@ -134,7 +136,7 @@ impl ReverseConnection {
             tokio::select! {
                 () = beat => return,
                 () = self.shared.ended() => return,
-                // The sender lives as long as this value.
+                // `changed` cannot fail, because this value references the sender.
                 _ = newer.changed() => {
                     let from = newer.borrow_and_update().1;
                     // A node may have an IPv4 and an IPv6 address at once.
@@ -151,7 +153,7 @@ impl ReverseConnection {
             (true, false) => self.reverse_peer.went(self.worker.shared.now()),
             _ => return,
         }
-        // Waiting requests check again: for a stream, or for their remaining time.
+        // Waiting requests look for a stream again, and compute again how long they may wait.
         self.pool.open.wake_all();
     }
 }
@@ -169,7 +171,7 @@ fn broken(peer: Arc<str>, error: &StreamError) -> Error {
     Error::Broken { peer, reason: error.to_string(), unprocessed: false }
 }
 
-/// The response head for a request without a body.
+/// Sends a request without a body, and returns its final response head.
 async fn answer_of(worker: &Rc<Outbound>, lease: &Lease, request: Request<()>) -> Result<Response<()>, StreamError> {
     let (mut answer, _stream) = send_request(worker, lease, request, true).await?;
     std::future::poll_fn(|cx| {
@@ -184,10 +186,10 @@ async fn answer_of(worker: &Rc<Outbound>, lease: &Lease, request: Request<()>) -
 }
 
 impl Pool {
-    /// Sends a GET of this node over a reverse connection.
+    /// Sends a GET request that this node itself makes over a reverse connection, and returns the status.
     ///
     /// # Errors
-    /// This worker has no connection of the node, or no response arrived.
+    /// This worker has no connection from the node, or no response arrived.
     pub async fn get(self: &Rc<Self>, worker: &Rc<Outbound>, node: &str, path: &str) -> Result<StatusCode, Error> {
         let absent = || Error::NotConnected { node: Arc::from(node) };
         let slot = match self.lease_existing(worker, true) {
@@ -202,11 +204,11 @@ impl Pool {
         answer.map(|answer| answer.status()).map_err(|error| broken(Arc::from(node), &error))
     }
 
-    /// Starts HTTP/2 on a connection on which a node serves, within the timeout. Returns its pool entry, its driver,
-    /// and its keepalive.
+    /// Starts HTTP/2 on a reverse connection within the timeout, and adds it to the pool. Returns the entry in the
+    /// pool, the future that drives the connection, and its keepalive.
     ///
     /// # Errors
-    /// The node does not serve on it.
+    /// The HTTP/2 handshake failed, or the node sent no SETTINGS in time.
     pub async fn keep_h2(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -215,7 +217,7 @@ impl Pool {
         io: Io,
         within: Duration,
     ) -> Result<(ReverseConnection, Driven, Keepalive), Error> {
-        // Taken before any wait: the sweep removes a pool without connections.
+        // The permit is taken before the first await, because the sweep removes pools without connections.
         let permit = Permit::take(&self.open);
         let acks = AckMonitor::of(io.tcp()).ok();
         let mut begun = begin_h2(worker, &reverse_peer.node, io, Instant::now() + within, within).await?;
@@ -225,10 +227,10 @@ impl Pool {
         Ok((ReverseConnection::begin(worker, self, reverse_peer, listener, shared, permit), Box::pin(drive), keepalive))
     }
 
-    /// Like [`Self::keep_h2`], for HTTP/3.
+    /// Starts HTTP/3 on a reverse connection, as [`Self::keep_h2`] does for HTTP/2.
     ///
     /// # Errors
-    /// Errors of [`Self::keep_h2`].
+    /// The connection failed, or the node sent no SETTINGS in time.
     pub async fn keep_h3(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -243,7 +245,7 @@ impl Pool {
         let (here, ours) = (worker.clone(), settings(worker));
         let (driven_link, driven) = (link.clone(), shared.clone());
         let mut drive: Driven = Box::pin(async move { drive_h3(&here, &driven_link, &driven, ours).await });
-        // The peer's capabilities must be known before a tunnel is requested.
+        // The peer's SETTINGS must have arrived before a tunnel is requested.
         let settled = async {
             tokio::select! {
                 () = &mut drive => None,
@@ -262,7 +264,7 @@ impl Pool {
         ))
     }
 
-    /// A stream on a reverse connection of the endpoint.
+    /// Leases a stream on a reverse connection of the node in `spec`.
     pub(super) async fn lease_kept(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -272,7 +274,7 @@ impl Pool {
         let absent = || Error::NotConnected { node: reverse_peer.node.clone() };
         let (began, mut had_turn) = (Instant::now(), false);
         loop {
-            // Marked as reused: a connection that fails during a request says nothing about the next one.
+            // The lease is marked as reused, so that a request that fails on it may be sent on another connection.
             if let Some(lease) = self.lease_existing(worker, true) {
                 return Ok(Leased::Shared(lease));
             }

@@ -1,7 +1,7 @@
 //! Shared connections to one endpoint, over HTTP/2 or HTTP/3.
 //!
-//! In: an open connection. Out: leases, one for each stream. A task of the worker drives the connection to its end. A
-//! retired connection ends with its last stream.
+//! In: an open connection. Out: leases, one for each stream. A task of the worker drives the connection until it ends.
+//! A retired connection accepts no further stream, and ends with its last one.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -28,28 +28,31 @@ use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::h2::{Backlog, Window};
 
-/// Maximum number of streams on an HTTP/3 connection. The peer may allow fewer, which QUIC reports when a stream opens.
+/// The maximum number of streams on an HTTP/3 connection. The peer may permit fewer; opening a stream then waits.
 const H3_STREAMS: usize = 100;
-/// A peer grants new streams a round trip after others ended. Beyond that, the pool waits for this time before it dials
-/// another connection.
+/// The time, in addition to two round trips, for which a request waits for the peer to permit another stream before it
+/// dials. A peer sends MAX_STREAMS (RFC 9000, section 19.11) when other streams have ended.
 const STREAM_GRANT_WAIT: Duration = Duration::from_millis(10);
 
 /// A connection with streams of many requests.
 pub struct SharedConnection {
     pub speaks: SharedProtocol,
+    /// The number of leased streams.
     pub(super) streams: Cell<usize>,
+    /// True if no further stream may open.
     closed: Cell<bool>,
+    /// The time since which no stream is leased, in milliseconds of the worker's clock.
     pub(super) idle_since: Cell<u64>,
     pub(super) idle: RefCell<Option<IdlePlace>>,
-    /// Tells the driver to close once its streams have ended.
+    /// The signal to the driver to close the connection when its last stream has ended.
     retiring: Oneshot<()>,
-    /// Tells the keeper of a reverse connection to end it at once, with all streams.
+    /// The signal to end a reverse connection at once, with all of its streams.
     over: Oneshot<()>,
-    /// A reverse connection: its node keeps it, and the pool does not close it when idle.
+    /// True for a reverse connection. The pool does not close it when it is idle.
     pub(super) is_kept: bool,
-    /// The peer sent GOAWAY, or a better connection exists.
+    /// True if the peer has sent GOAWAY, or a better connection exists.
     is_going: Cell<bool>,
-    /// The path was silent for too long: no new streams until the peer is heard again.
+    /// True if the peer has acknowledged or sent nothing for too long. No stream opens until it does so again.
     pub(super) is_silent: Cell<bool>,
 }
 
@@ -57,7 +60,7 @@ pub struct SharedConnection {
 pub enum SharedProtocol {
     H2 {
         sender: ::h2::client::SendRequest<Bytes>,
-        /// The peer supports extended CONNECT (RFC 8441).
+        /// True if the peer supports extended CONNECT (RFC 8441).
         extended_connect: bool,
         window: Rc<Window>,
         backlog: Backlog,
@@ -70,7 +73,7 @@ impl SharedConnection {
         Self::of(speaks, now, false)
     }
 
-    /// A reverse connection, which its node keeps open.
+    /// Returns the state of a reverse connection.
     pub(super) fn kept(speaks: SharedProtocol, now: u64) -> Rc<Self> {
         Self::of(speaks, now, true)
     }
@@ -95,13 +98,13 @@ impl SharedConnection {
         self.room() > 0
     }
 
-    /// The number of streams that may still open.
+    /// Returns the number of further streams that may open now.
     pub(super) fn room(&self) -> usize {
         let most = match &self.speaks {
             SharedProtocol::H2 { sender, .. } => sender.current_max_send_streams(),
             SharedProtocol::H3(_) => H3_STREAMS,
         };
-        // The limits of the peer are unknown before its SETTINGS.
+        // The peer's limits are unknown until its SETTINGS arrive.
         let is_settled = match &self.speaks {
             SharedProtocol::H2 { .. } => true,
             SharedProtocol::H3(link) => link.settings().is_some(),
@@ -110,7 +113,8 @@ impl SharedConnection {
         if takes_any { most.saturating_sub(self.streams.get()) } else { 0 }
     }
 
-    /// True unless the peer has sent GOAWAY, as far as it was read.
+    /// True unless the connection has ended or the driver has read a GOAWAY of the peer. Otherwise closes the
+    /// connection for further streams.
     pub(super) fn is_alive(&self) -> bool {
         let is_alive = match &self.speaks {
             SharedProtocol::H2 { sender, .. } => {
@@ -131,7 +135,8 @@ impl SharedConnection {
         self.is_going.get() || (self.is_silent.get() && !self.is_kept)
     }
 
-    /// Records whether the path is dark, and tells the flows on it. True if that changed.
+    /// Records whether the path is dark, that is, whether data stays unacknowledged for too long. If this has changed,
+    /// wakes the flows on the connection and returns true.
     pub(super) fn set_dark(&self, worker: &Outbound, is_dark: bool) -> bool {
         let is_news = self.is_silent.replace(is_dark) != is_dark;
         if is_news {
@@ -140,7 +145,7 @@ impl SharedConnection {
         is_news
     }
 
-    /// Retires the connection in favour of a better one: nothing new begins on it, and flows that can move do.
+    /// Retires the connection because a better one exists. Flows that can move to it are woken.
     pub(super) fn leave(&self, worker: &Outbound) {
         self.retire();
         if !self.is_going.replace(true) {
@@ -148,7 +153,7 @@ impl SharedConnection {
         }
     }
 
-    /// Tells the flows about a GOAWAY. The driver calls this after it has read all input.
+    /// Wakes the flows on the connection if a GOAWAY has arrived. The driver calls this after it has read all input.
     pub(super) fn look_for_goaway(&self, worker: &Outbound) {
         let has_come = || match &self.speaks {
             SharedProtocol::H2 { window, .. } => window.ends().is_going(),
@@ -160,7 +165,7 @@ impl SharedConnection {
         }
     }
 
-    /// The peer supports extended CONNECT (RFC 8441, RFC 9220).
+    /// True if the peer supports extended CONNECT (RFC 8441, RFC 9220).
     pub fn takes_extended_connect(&self) -> bool {
         match &self.speaks {
             SharedProtocol::H2 { extended_connect, .. } => *extended_connect,
@@ -168,12 +173,12 @@ impl SharedConnection {
         }
     }
 
-    /// True if tunnels on it may use datagrams beside their streams.
+    /// True if tunnels on this connection may use HTTP datagrams in addition to their streams.
     pub fn has_datagrams(&self) -> bool {
         self.is_h3()
     }
 
-    /// The maximum size of an IP packet that the connection carries unfragmented.
+    /// Returns the maximum length in bytes of an IP packet that the connection can send in one datagram.
     pub(super) fn packet_capacity(&self) -> usize {
         match &self.speaks {
             SharedProtocol::H2 { .. } => capsule::MAX_PACKET,
@@ -181,7 +186,7 @@ impl SharedConnection {
         }
     }
 
-    /// A counter that increases with each reception.
+    /// Returns a counter that increases whenever the connection receives bytes.
     pub fn heard(&self) -> u64 {
         match &self.speaks {
             SharedProtocol::H2 { window, .. } => window.ends().reads(),
@@ -209,34 +214,34 @@ impl SharedConnection {
         self.closed.get()
     }
 
-    /// Prevents further streams.
+    /// Lets no further stream open on the connection.
     pub fn close(&self) {
         self.closed.set(true);
     }
 
-    /// Prevents further streams, and ends the connection with its last one.
+    /// Lets no further stream open on the connection, and ends it with its last stream.
     pub fn retire(&self) {
         self.close();
         self.retiring.set(());
     }
 
-    /// Ends the connection at once, with all streams.
+    /// Ends a reverse connection at once, with all of its streams.
     pub fn end(&self) {
         self.close();
         self.over.set(());
     }
 
-    /// True if `end` was called.
+    /// True if [`Self::end`] was called.
     pub(super) fn is_over(&self) -> bool {
         self.over.get().is_some()
     }
 
-    /// Waits for `end`.
+    /// Waits until [`Self::end`] is called.
     pub(super) async fn ended(&self) {
         self.over.wait().await;
     }
 
-    /// Ready if the connection is retired and has no streams. Streams that end wake the driver.
+    /// Ready if the connection is retired and has no streams. The end of its last stream wakes the driver.
     pub fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.streams.get() == 0 { self.retiring.poll(cx) } else { Poll::Pending }
     }
@@ -247,19 +252,21 @@ pub struct Lease {
     pub connection: Rc<SharedConnection>,
     pool: Rc<Pool>,
     worker: Rc<Outbound>,
+    /// True if the lease was taken on a connection that existed in the pool, not on one that was opened for it.
     pub reused: bool,
-    /// The HTTP/3 stream, if it is already open.
+    /// The HTTP/3 stream, if it is already open and still unused.
     stream: Cell<Option<Box<Opened>>>,
-    /// The time of the lease in milliseconds of the worker's clock, and the reception counter at that time.
+    /// The time at which the lease began, in milliseconds of the worker's clock.
     since: u64,
+    /// The value of [`SharedConnection::heard`] when the lease began.
     heard: u64,
 }
 
 /// A QUIC stream on which nothing was sent yet.
 pub(super) type Opened = (quic::SendStream, quic::RecvStream);
 
-/// Minimum duration of a stream, in milliseconds, to conclude from silence on its connection that the peer or the path
-/// is lost. The connection then gets no further streams.
+/// The minimum duration of a stream in milliseconds, after which a connection that received nothing meanwhile counts as
+/// broken. No further stream opens on it then.
 const MIN_SILENT_STREAM_MS: u64 = 1000;
 
 impl Lease {
@@ -276,7 +283,7 @@ impl Lease {
         Self { connection, pool, worker, reused, stream: Cell::new(None), since, heard }
     }
 
-    /// Like [`Self::take`], if the peer allows another stream now.
+    /// Leases a stream as [`Self::take`] does, if the peer permits another stream now. Otherwise returns `None`.
     fn take_allowed(
         connection: &Rc<SharedConnection>,
         pool: &Rc<Pool>,
@@ -292,10 +299,11 @@ impl Lease {
         Some(lease)
     }
 
-    /// Opens a stream on the connection, which speaks HTTP/3.
+    /// Returns the stream of this lease, and opens it if it is not open yet. `link` is the HTTP/3 state of the
+    /// connection.
     ///
     /// # Errors
-    /// The connection ended.
+    /// The connection has ended.
     pub async fn open(&self, link: &Link) -> Result<Opened, quic::ConnectionError> {
         match self.stream.take() {
             Some(stream) => Ok(*stream),
@@ -304,7 +312,7 @@ impl Lease {
     }
 }
 
-/// Cancels an unused stream. A graceful end would be a truncated request.
+/// Resets a stream on which nothing was sent. Without the reset, the peer would receive an incomplete request.
 fn cancel((send, recv): &mut Opened) {
     let _ = send.reset(number(Code::RequestCancelled));
     let _ = recv.stop(number(Code::RequestCancelled));
@@ -314,7 +322,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let connection = &self.connection;
         let unused = self.stream.take();
-        // An unused stream is owed no answer.
+        // The peer need not send anything on an unused stream, so silence then proves nothing.
         let is_owed = unused.is_none();
         if let Some(mut stream) = unused {
             cancel(&mut stream);
@@ -327,7 +335,7 @@ impl Drop for Lease {
         connection.idle_since.set(self.worker.now());
         if connection.streams.get() == 0 {
             if connection.closed.get() {
-                // Wakes the driver of a retired connection: this was its last stream.
+                // The closed connection has no stream left, so its driver is woken to end it.
                 connection.retire();
             } else if !connection.is_kept {
                 self.worker.make_room_for_idle();
@@ -338,7 +346,7 @@ impl Drop for Lease {
     }
 }
 
-/// Opens a stream as soon as its peer allows one.
+/// Opens a stream on an HTTP/3 connection as soon as the peer permits one. Never returns for HTTP/2.
 async fn open_on(connection: &Rc<SharedConnection>) -> (&Rc<SharedConnection>, Result<Opened, quic::ConnectionError>) {
     match &connection.speaks {
         SharedProtocol::H3(link) => (connection, link.connection.open_bi().await),
@@ -347,15 +355,16 @@ async fn open_on(connection: &Rc<SharedConnection>) -> (&Rc<SharedConnection>, R
 }
 
 impl Pool {
-    /// A stream on a connection with room, if any.
+    /// Leases a stream on an existing connection. Returns `None` if no connection permits another stream now.
     pub(super) fn lease_existing(self: &Rc<Self>, worker: &Rc<Outbound>, reused: bool) -> Option<Lease> {
         let shared = self.shared.borrow();
         let mut fit = shared.iter().filter(|connection| connection.has_room() && connection.is_alive());
         fit.find_map(|connection| Lease::take_allowed(connection, self, worker, reused))
     }
 
-    /// Waits for a stream on the first HTTP/3 connection whose peer grants one. `None` at once if there is no such
-    /// connection. Waiting keeps no connection in use.
+    /// Waits until the peer of any HTTP/3 connection permits another stream, and leases that stream. Returns `None` at
+    /// once if the pool has no HTTP/3 connection below this node's own limit. The wait does not count as a use of a
+    /// connection.
     pub(super) async fn leave(self: &Rc<Self>, worker: &Rc<Outbound>) -> Option<Lease> {
         let full = self.full();
         let mut opening: FuturesUnordered<_> = full.iter().map(open_on).collect();
@@ -367,27 +376,29 @@ impl Pool {
                     return Some(lease);
                 }
                 Ok(mut stream) => cancel(&mut stream),
-                // The driver may not have noticed the end yet; closing prevents further attempts.
+                // The connection has ended, which its driver may not have noticed yet.
                 Err(_) => connection.close(),
             }
         }
         None
     }
 
-    /// HTTP/3 connections that are below this node's own stream limit.
+    /// Returns the HTTP/3 connections that are below this node's own limit of streams.
     fn full(&self) -> Vec<Rc<SharedConnection>> {
         let shared = self.shared.borrow();
         shared.iter().filter(|one| one.is_h3() && one.has_room() && one.is_alive()).cloned().collect()
     }
 
-    /// Like [`Self::leave`], for as long as a grant in transit may take.
+    /// Waits as [`Self::leave`] does, for two round trips and [`STREAM_GRANT_WAIT`]. A MAX_STREAMS frame in transit
+    /// arrives within this time. Returns `None` if none arrived.
     pub(super) async fn leave_soon(self: &Rc<Self>, worker: &Rc<Outbound>, had_turn: bool) -> Option<Lease> {
         let rtts = self.full().into_iter().filter_map(|full| match &full.speaks {
             SharedProtocol::H3(link) => Some(link.connection.rtt()),
             SharedProtocol::H2 { .. } => None,
         });
         let within = 2 * rtts.max()? + STREAM_GRANT_WAIT;
-        // A dropped wait passes the turn on, and a granted stream makes the turn unnecessary.
+        // The turn passes to the next request if this wait is dropped, or if it ends with a stream and so needs no
+        // turn.
         let turn = had_turn.then(|| Turn::of(&self.open));
         let lease = tokio::time::timeout(within, self.leave(worker)).await.ok().flatten();
         if let Some(turn) = turn
@@ -398,8 +409,9 @@ impl Pool {
         lease
     }
 
-    /// Waits for a turn or for a granted stream, whichever comes first. Both are needed: a local stream that ends gives
-    /// a turn at once, while the peer's grant follows a round trip later.
+    /// Waits for a turn in the queue or for a stream that a peer permits, whichever is first. Returns `None` for a
+    /// turn. Both are needed: a turn is given as soon as a local stream ends, while the peer permits another stream a
+    /// round trip later.
     ///
     /// # Errors
     /// Too many requests wait already.
@@ -416,7 +428,8 @@ impl Pool {
         }
     }
 
-    /// Adds a shared connection and the task that drives it. `permit` is held until the connection ends.
+    /// Adds a shared connection to the pool, and spawns the task that drives it. `permit` counts the connection until
+    /// it ends.
     pub(super) fn share(
         self: &Rc<Self>,
         worker: &Rc<Outbound>,
@@ -428,7 +441,8 @@ impl Pool {
             shared.retire();
         }
         {
-            // HTTP/3 connections come first: requests that prefer HTTP/3 get HTTP/2 only if nothing else exists.
+            // HTTP/3 connections precede HTTP/2 ones, so that HTTP/2 is only used if no HTTP/3 connection permits a
+            // stream.
             let mut all = self.shared.borrow_mut();
             let behind = if shared.is_h3() { all.iter().take_while(|other| other.is_h3()).count() } else { all.len() };
             all.insert(behind, shared.clone());

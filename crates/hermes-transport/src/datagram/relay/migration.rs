@@ -1,8 +1,9 @@
-//! The move of a flow to another upstream port.
+//! Prepares the move of a flow to another upstream port.
 //!
 //! In: the route that a flow should follow, and the addresses and routes that its downstream side signalled. Out: a
 //! port that is open and ready for the flow, or the reason for a failure. A temporary failure is retried; a final one
-//! means that the flow is no longer permitted. Never: the flow itself, which stays where it is until then.
+//! means that the new upstream does not permit the flow. Never: the flow itself, which stays on its old port until the
+//! new one is ready.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,26 +22,27 @@ use crate::error::{Error, Side};
 use crate::runtime::WorkerContext;
 use hermes_ip::mailbox::{BATCH, weight};
 
-/// The first pause before a move is retried; it doubles.
+/// The first pause before a move is retried. Each further failure doubles it.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause.
+/// The longest pause before a move is retried.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
 /// An upstream port that a flow may move to.
 pub struct Reopened {
     pub port: Port,
-    /// The request already carried the replayed capsules.
+    /// True if the replayed capsules were already sent with the request that opened the port.
     pub told: bool,
 }
 
+/// A future that opens an upstream port.
 pub type Opening = Pin<Box<dyn Future<Output = Result<Reopened, Error>>>>;
-/// Opens the upstream port of a changed route; the bytes are the capsules that it receives first.
+/// Opens an upstream port on a route. The bytes are encoded capsules that the new upstream must receive first.
 pub(in crate::datagram) type Reopen<'a> = &'a dyn Fn(Arc<Route>, Bytes) -> Opening;
 
 /// The reason why a flow cannot move.
 pub(super) struct Failure {
     pub(super) reason: String,
-    /// True if a failed move that a document demands is not retried: the flow may neither stay here nor move there.
+    /// True if the new upstream forbids the flow. If a configuration change demands the move, the flow then ends.
     pub(super) is_final: bool,
 }
 
@@ -64,7 +66,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// True if a status forbids the flow, rather than reporting a temporary failure.
+/// True if the response status means that the peer forbids the flow, and not that it failed temporarily.
 fn is_refusal(status: StatusCode) -> bool {
     const PASSING: [StatusCode; 4] = [
         StatusCode::REQUEST_TIMEOUT,
@@ -79,9 +81,9 @@ fn is_refusal(status: StatusCode) -> bool {
 pub(super) struct Moving {
     pub(super) route: Arc<Route>,
     stage: Stage,
-    /// The capsules that the request carries.
+    /// The capsules that were passed to the request which opens the port.
     words: Words,
-    /// Request IDs for which any address is requested again, because the flow's own was refused.
+    /// IDs of address requests that ask for any address again, because the new upstream refused the flow's address.
     for_any: Vec<u64>,
     pause: Duration,
 }
@@ -89,7 +91,7 @@ pub(super) struct Moving {
 enum Stage {
     Opening(Opening),
     Preparing(Box<Next>),
-    /// A failed attempt, which is retried later.
+    /// Waits before the next attempt.
     Resting(Pin<Box<tokio::time::Sleep>>),
 }
 
@@ -127,8 +129,8 @@ impl Moving {
                 },
                 Stage::Preparing(next) => {
                     let arrived = ready!(next.poll(cx, worker));
-                    // A request for any address may get another one there, if not its own. That takes another tunnel,
-                    // because a request ID is used only once in each.
+                    // The client did not request a specific address, so the new upstream may assign another one. That
+                    // takes a new tunnel, because a tunnel may use a request ID only once (RFC 9484, section 4.7.2).
                     next.refused.retain(|request| said.has_any(*request) && !self.for_any.contains(request));
                     if next.refused.is_empty() {
                         return Poll::Ready(arrived);
@@ -144,7 +146,7 @@ impl Moving {
         port.set_sink(downstream);
         let within = self.route.timeout.connect;
         let timer = Box::pin(tokio::time::sleep(within));
-        // Capsules since the request was written are sent after it.
+        // Capsules that the client has sent since the request was written are sent on the new port.
         let known = if told { std::mem::take(&mut self.words) } else { Words::default() };
         let words = said.again(&self.for_any);
         self.stage = Stage::Preparing(Box::new(Next {
@@ -161,7 +163,7 @@ impl Moving {
         }));
     }
 
-    /// Retries after a pause. True after the first failure.
+    /// Schedules a retry after a pause. Returns true after the first failure of this move.
     pub(super) fn rest(&mut self, worker: &WorkerContext) -> bool {
         let is_first = self.pause == FIRST_PAUSE;
         self.wait(worker, self.pause);
@@ -169,13 +171,13 @@ impl Moving {
         is_first
     }
 
-    /// Begins after a pause.
+    /// Schedules the next attempt after this pause and a random delay.
     pub(super) fn wait(&mut self, worker: &WorkerContext, pause: Duration) {
         let jitter = Duration::from_millis(worker.random().1 % FIRST_PAUSE.as_millis() as u64);
         self.stage = Stage::Resting(Box::pin(tokio::time::sleep(pause + jitter)));
     }
 
-    /// The new route of the flow, and its port. `None` if the port is not open.
+    /// Returns the new route of the flow and its port, or `None` if the port is not open.
     pub(super) fn arrive(self) -> Option<(Arc<Route>, Next)> {
         let Stage::Preparing(next) = self.stage else { return None };
         Some((self.route, *next))
@@ -185,20 +187,22 @@ impl Moving {
 /// The upstream port of a move, before it carries traffic.
 pub(super) struct Next {
     pub(super) port: Port,
-    /// All capsules about addresses and routes for it. `said` holds those that it has not received.
+    /// All capsules that are replayed to this port.
     pub(super) words: Words,
+    /// Replayed capsules that were not sent to this port yet.
     said: Batch,
-    /// Requests without an answer; until then, packets from other addresses would be dropped there.
+    /// IDs of address requests that the peer has not answered. Until the answer, it would drop packets from the
+    /// address.
     unanswered: Vec<u64>,
-    /// Requests that were refused.
+    /// IDs of address requests that the peer has refused.
     refused: Vec<u64>,
-    /// An address was assigned.
+    /// True once the peer has assigned an address.
     is_assigned: bool,
-    /// The port is ready for the flow.
+    /// True once the port is ready for the flow.
     is_open: bool,
-    /// Datagrams and capsules that it sent meanwhile.
+    /// Datagrams and capsules that the port received before the switch.
     pub(super) heard: Batch,
-    /// The timeout for the addresses, and then for the switch.
+    /// The timeout for the assignment of addresses, and again for the switch after it.
     within: Duration,
     timer: Pin<Box<tokio::time::Sleep>>,
 }
@@ -206,10 +210,11 @@ pub(super) struct Next {
 impl Next {
     fn poll(&mut self, cx: &mut Context<'_>, worker: &WorkerContext) -> Poll<Result<(), Failure>> {
         if self.is_assigned && !self.is_open && self.timer.as_mut().poll(cx).is_ready() {
-            // Some addresses were assigned, and the other requests remain unanswered.
+            // The peer has assigned some addresses and not answered the other requests. The flow moves without them.
             self.unanswered.clear();
         } else if self.timer.as_mut().poll(cx).is_ready() {
-            // A client that never ends a capsule could otherwise keep a route that it may no longer use.
+            // Without this failure, a client that never completes a capsule could stay on a route that is no longer its
+            // own.
             let late = match self.is_open {
                 true => Failure::for_good("an incomplete capsule prevents the move"),
                 false => Failure::for_now("no address was assigned in time"),
@@ -232,7 +237,7 @@ impl Next {
                 self.is_assigned |= is_given;
                 let is_ours = self.words.requests().contains(&address.request);
                 if is_given && !is_ours {
-                    // A peer that assigns unrequested addresses need not answer the requests.
+                    // A peer that assigns addresses without a request need not answer the requests.
                     self.unanswered.clear();
                 } else if is_ours && !is_given {
                     self.refused.push(address.request);
@@ -256,8 +261,8 @@ impl Next {
         Poll::Ready(Ok(()))
     }
 
-    /// Buffers what the new port sends. If both ports lead to the same peer, packets take the new path as soon as it
-    /// has assigned the address. False if the capsules exceed the limit.
+    /// Buffers what the new port receives before the switch. If both ports lead to the same peer, that peer sends
+    /// packets to the new port as soon as it has assigned the address. Returns false if the capsules exceed the limit.
     fn keep(&mut self, worker: &WorkerContext, mut batch: Batch) -> bool {
         let heard = &mut self.heard;
         heard.opened = batch.opened;
@@ -276,8 +281,8 @@ impl Next {
     }
 }
 
-/// The port that a flow has left. It is read for a while, then ended cleanly and read until its peer has ended too: a
-/// stream that is dropped without an end counts as a failure at the peer.
+/// An upstream port from which a flow has moved. It is read for [`CLOSE_TIMEOUT`], then ended cleanly and read until
+/// the peer has ended it too. A stream that is dropped without an end would count as a failure at the peer.
 pub(super) struct Old {
     pub(super) port: Port,
     timer: Pin<Box<tokio::time::Sleep>>,
@@ -289,7 +294,7 @@ impl Old {
         Self { port, timer: Box::pin(tokio::time::sleep(CLOSE_TIMEOUT)), finishing: false }
     }
 
-    /// Receives what still comes. False once nothing more will.
+    /// Receives what the peer still sends. Returns false once the peer has ended the port, or the timeout has passed.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, worker: &WorkerContext, batch: &mut Batch) -> bool {
         let _ = self.port.poll_send(cx, worker, &mut Batch::default());
         self.port.poll_carrier(cx);

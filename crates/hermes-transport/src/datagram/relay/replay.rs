@@ -1,7 +1,8 @@
-//! The addresses and routes that the downstream side of a CONNECT-IP flow signalled, for replay to a new upstream.
+//! Records the addresses and routes that the downstream peer of a CONNECT-IP flow signalled, for replay to a new
+//! upstream.
 //!
-//! In: capsules of the downstream side, and the upstream's answers to address requests. Out: the capsules for a new
-//! upstream, under the request IDs of the downstream side. Bounded. Never: a packet.
+//! In: capsules of the downstream peer, and the upstream's answers to address requests. Out: the capsules for a new
+//! upstream, with the request IDs of the downstream peer. The memory for them is bounded. Never: a packet.
 
 use bytes::{Bytes, BytesMut};
 use hermes_wire::capsule;
@@ -10,27 +11,27 @@ use hermes_wire::connect_ip::{self, Address, Prefix};
 use super::super::{Batch, Other};
 use crate::runtime::WorkerContext;
 
-/// The limit of remembered address requests, equal to the limit of addresses in a session.
+/// The maximum number of recorded address requests. It equals the limit of addresses in a session.
 const MAX_ADDRESS_REQUESTS: usize = 64;
-/// The longest other capsule that is remembered.
+/// The maximum payload length of a recorded capsule other than ADDRESS_REQUEST.
 const MAX_CAPSULE_BYTES: usize = 8 << 10;
 
-/// CONNECT-IP capsules that stay in force until they are replaced.
+/// The CONNECT-IP capsules of the downstream peer that are in force.
 #[derive(Default)]
 pub(super) struct AdvertisedState {
-    /// Each replaces the previous capsule of its type (RFC 9484, section 4.7).
+    /// Types and payloads of capsules, each of which replaces the previous one of its type (RFC 9484, section 4.7).
     whole: Vec<(u64, Bytes)>,
-    /// Address requests accumulate.
+    /// Address requests, each of which adds to the previous ones.
     asked: Vec<AddressRequest>,
 }
 
-/// A request for an address.
+/// A request of the downstream peer for an address, with the upstream's answer.
 struct AddressRequest {
     wanted: Address,
     answer: AddressAnswer,
 }
 
-/// The upstream's answer.
+/// The upstream's answer to an address request.
 #[derive(PartialEq)]
 enum AddressAnswer {
     Outstanding,
@@ -39,7 +40,7 @@ enum AddressAnswer {
 }
 
 impl AddressRequest {
-    /// The request to replay: a request for any address becomes one for the assigned address.
+    /// Returns the request to replay. A request for any address becomes one for the address that was assigned.
     fn as_given(&self) -> Address {
         match self.answer {
             AddressAnswer::Given(prefix) if is_any(self.wanted.prefix) => Address { prefix, ..self.wanted },
@@ -47,8 +48,9 @@ impl AddressRequest {
         }
     }
 
-    /// True if the next request replaces this one: it has the same ID, or asks for the address that this one asked for
-    /// or has. A request for any address also replaces a refused one. A repeated request has a new ID (section 4.7.2).
+    /// True if a later request replaces this one: it has the same ID, or asks for the address that this one asked for
+    /// or was assigned. A later request for any address replaces a refused one for any address of the same IP version.
+    /// A repeated request has a new ID (RFC 9484, section 4.7.2).
     fn gives_way_to(&self, next: &Address) -> bool {
         let (wanted, has) = (self.wanted.prefix, self.as_given().prefix);
         let same_version = || wanted.address().is_ipv4() == next.prefix.address().is_ipv4();
@@ -62,7 +64,7 @@ fn is_any(prefix: Prefix) -> bool {
     prefix.address().is_unspecified()
 }
 
-/// The capsules for an upstream.
+/// The capsules that are replayed to an upstream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Words {
     whole: Vec<(u64, Bytes)>,
@@ -80,10 +82,11 @@ impl AdvertisedState {
         }
     }
 
-    /// Remembers a capsule. False if another one was forgotten for it, or if it is too long.
+    /// Records a capsule. Returns false if the capsule is too long, or if an earlier address request was removed for
+    /// it.
     pub(super) fn add(&mut self, kind: u64, payload: &Bytes) -> bool {
         if kind == connect_ip::ADDRESS_REQUEST {
-            // A malformed capsule ends the flow at the tunnel.
+            // A malformed capsule is ignored here: the end of the tunnel rejects it and ends the flow.
             let wanted = connect_ip::parse_address_request(payload.clone()).unwrap_or_default();
             let forgotten = wanted.into_iter().filter(|wanted| !self.record_request(*wanted)).count();
             return forgotten == 0;
@@ -107,7 +110,7 @@ impl AdvertisedState {
         fits
     }
 
-    /// Notes the upstream's answers.
+    /// Records the upstream's answers to address requests.
     pub(super) fn record_answers(&mut self, batch: &Batch) {
         for address in assigned(batch).flatten() {
             let asked = self.asked.iter_mut().find(|asked| asked.wanted.request == address.request);
@@ -118,8 +121,8 @@ impl AdvertisedState {
         }
     }
 
-    /// The capsules to replay. Requests for any address ask for the assigned one, except the requests in `for_any`,
-    /// which ask for any again.
+    /// Returns the capsules to replay. Requests for any address ask for the assigned one, except those whose IDs are in
+    /// `for_any`: they ask for any address again.
     pub(super) fn again(&self, for_any: &[u64]) -> Words {
         let said = |asked: &AddressRequest| {
             if for_any.contains(&asked.wanted.request) { asked.wanted } else { asked.as_given() }
@@ -127,12 +130,12 @@ impl AdvertisedState {
         Words { whole: self.whole.clone(), asked: self.asked.iter().map(said).collect() }
     }
 
-    /// True if this request was for any address, and got one.
+    /// True if the request with this ID asked for any address, and the upstream assigned one.
     pub(super) fn has_any(&self, request: u64) -> bool {
         self.asked.iter().any(|asked| asked.wanted.request == request && asked.as_given() != asked.wanted)
     }
 
-    /// True if the replay contains this capsule.
+    /// True if [`Self::again`] replays this capsule.
     pub(super) fn holds(&self, other: &Other) -> bool {
         match other {
             Other::Whole { kind: connect_ip::ADDRESS_REQUEST, .. } => true,
@@ -143,14 +146,14 @@ impl AdvertisedState {
 }
 
 impl Words {
-    /// Encodes the capsules for a stream.
+    /// Returns the encoded capsules, for a stream.
     pub(super) fn bytes(&self) -> Bytes {
         let mut bytes = BytesMut::new();
         self.capsules().for_each(|(kind, payload)| capsule::put(&mut bytes, kind, &payload));
         bytes.freeze()
     }
 
-    /// The capsules as a batch for a port.
+    /// Returns the capsules as a batch, for a port.
     pub(super) fn batch(&self) -> Batch {
         let capsules = self.capsules().map(|(kind, payload)| Other::Whole { kind, payload }).collect();
         Batch { capsules, opened: true, ..Batch::default() }
@@ -163,7 +166,8 @@ impl Words {
         self.whole.iter().cloned().chain(request)
     }
 
-    /// The capsules that the others lack; a request ID is used only once.
+    /// Returns the capsules that `others` does not contain. Address requests are compared by ID, because a tunnel may
+    /// use an ID only once.
     pub(super) fn beyond(&self, others: &Self) -> Self {
         let is_new = |address: &&Address| others.asked.iter().all(|other| other.request != address.request);
         Self {
@@ -172,13 +176,13 @@ impl Words {
         }
     }
 
-    /// The IDs of the address requests.
+    /// Returns the IDs of the address requests.
     pub(super) fn requests(&self) -> Vec<u64> {
         self.asked.iter().map(|address| address.request).collect()
     }
 }
 
-/// The content of each ADDRESS_ASSIGN in the batch.
+/// Returns the addresses of each well-formed ADDRESS_ASSIGN capsule in the batch.
 pub(super) fn assigned(batch: &Batch) -> impl Iterator<Item = Vec<Address>> {
     batch.capsules.iter().filter_map(|other| match other {
         Other::Whole { kind: connect_ip::ADDRESS_ASSIGN, payload } => {

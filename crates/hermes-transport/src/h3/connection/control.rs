@@ -1,7 +1,8 @@
 //! The unidirectional streams of a connection (RFC 9114, section 6.2): control, QPACK, and unknown types.
 //!
-//! In: the SETTINGS and GOAWAY of this node, and the peer's streams. Out: this node's control stream on the wire, and
-//! the peer's state in the link; or the fault that closes the connection. Never: a push, or a dynamic table.
+//! In: the SETTINGS and GOAWAY of this node, and the peer's streams. Out: the bytes of this node's control stream, and
+//! the peer's SETTINGS and GOAWAY in the [`Link`], or the error that closes the connection. Never: a push, or a dynamic
+//! table of QPACK.
 
 use std::io;
 
@@ -12,11 +13,12 @@ use hermes_wire::varint;
 
 use super::{Link, number};
 
-/// The longest integer of a stream type, in bytes.
+/// The length of the longest encoded stream type, in bytes.
 const TYPE: usize = varint::MAX_LEN;
 
-/// Opens the control stream and sends SETTINGS on it. A server does so before it knows the client, so that they arrive
-/// with the answer to the handshake. A client that needs them for extended CONNECT saves a round trip.
+/// Opens the control stream and sends SETTINGS on it. A server calls this before the handshake is complete, so that
+/// SETTINGS arrive with its handshake messages. This saves a round trip for a client that waits for SETTINGS before it
+/// sends an extended CONNECT.
 pub async fn greet(connection: &quic::Connection, ours: Settings) -> io::Result<quic::SendStream> {
     let mut control = connection.open_uni().await?;
     let mut out = BytesMut::new();
@@ -27,8 +29,9 @@ pub async fn greet(connection: &quic::Connection, ours: Settings) -> io::Result<
 }
 
 impl Link {
-    /// Writes the control stream: SETTINGS, and at last GOAWAY. QPACK streams are not opened, because nothing is sent
-    /// on them without a dynamic table (RFC 9204, section 4.2).
+    /// Writes the control stream: SETTINGS, and GOAWAY when this node drains the connection. Returns only with an
+    /// error. No QPACK streams are opened, because without a dynamic table nothing is sent on them (RFC 9204, section
+    /// 4.2).
     pub(super) async fn speak(&self, ours: Settings, control: Option<quic::SendStream>) -> Result<(), Fault> {
         let lost = |error: &dyn std::fmt::Display| Fault(Code::InternalError, error.to_string());
         let mut control = match control {
@@ -52,10 +55,10 @@ impl Link {
             if let Some(kind) = wanted {
                 break kind;
             }
-            // Byte by byte: the rest belongs to the stream's own reader.
+            // The type is read byte by byte, because the bytes after it belong to the reader of that type of stream.
             match recv.read_chunk(1, true).await {
                 Ok(Some(chunk)) => seen.extend_from_slice(&chunk.bytes),
-                // The stream ended before its type was complete (section 6.2).
+                // A stream may end before its type is complete (RFC 9114, section 6.2).
                 Ok(None) | Err(_) => return Ok(()),
             }
         };
@@ -76,7 +79,7 @@ impl Link {
                 Err(Fault(code, reason.to_owned()))
             }
             _ => {
-                // Streams of unknown types are not read (section 9).
+                // Streams of unknown types are not read (RFC 9114, section 9).
                 let _ = recv.stop(number(Code::StreamCreationError));
                 Ok(())
             }
@@ -101,7 +104,7 @@ impl Link {
                     (h3::SETTINGS, None) => {
                         let settings =
                             Settings::parse(&payload).map_err(|error| Fault(error.code(), error.to_string()))?;
-                        // RFC 9297, section 2.1.1.
+                        // SETTINGS_H3_DATAGRAM requires QUIC datagrams (RFC 9297, section 2.1.1).
                         if settings.datagrams && self.connection.max_datagram_size().is_none() {
                             return fault(Code::SettingsError, "HTTP Datagrams without datagrams of QUIC");
                         }
@@ -118,7 +121,7 @@ impl Link {
                         return fault(Code::FrameUnexpected, "MAX_PUSH_ID of a server");
                     }
                     (h3::MAX_PUSH_ID, _) => self.hear_max_push(&payload)?,
-                    // This node never pushes.
+                    // This node never pushes, so no push ID is valid (RFC 9114, section 7.2.3).
                     (h3::CANCEL_PUSH, _) => {
                         let code = if h3::parse_id(&payload).is_some() { Code::IdError } else { Code::FrameError };
                         return fault(code, "CANCEL_PUSH of no push");
@@ -132,13 +135,13 @@ impl Link {
                 Err(quic::ReadError::Reset(_)) => {
                     return fault(Code::ClosedCriticalStream, "the control stream was reset");
                 }
-                // The connection has closed.
+                // Any other read error means that the connection has closed.
                 Err(_) => return Ok(()),
             }
         }
     }
 
-    /// Reads MAX_PUSH_ID: a client may raise it, never lower it (section 7.2.7).
+    /// Checks a MAX_PUSH_ID frame. A client may raise the ID, but not lower it (RFC 9114, section 7.2.7).
     fn hear_max_push(&self, payload: &[u8]) -> Result<(), Fault> {
         let Some(id) = h3::parse_id(payload) else {
             return Err(Fault(Code::FrameError, "a malformed MAX_PUSH_ID".to_owned()));
@@ -153,7 +156,7 @@ impl Link {
         let Some(id) = h3::parse_id(payload) else {
             return Err(Fault(Code::FrameError, "a malformed GOAWAY".to_owned()));
         };
-        // The GOAWAY of a server names a request stream, that of a client a push (section 5.2).
+        // The GOAWAY of a server names a request stream; the GOAWAY of a client names a push (RFC 9114, section 5.2).
         if (!self.is_server && id % 4 != self.first_request()) || self.goaway.get().is_some_and(|before| id > before) {
             return Err(Fault(Code::IdError, format!("GOAWAY with the identifier {id}")));
         }
@@ -162,7 +165,8 @@ impl Link {
     }
 }
 
-/// Reads a QPACK stream. Without a dynamic table it carries few instructions, but it must stay open.
+/// Reads a QPACK stream of the peer, until the connection closes. It may carry only instructions that need no dynamic
+/// table, and must stay open (RFC 9204, section 4.2).
 async fn hear_qpack(mut recv: quic::RecvStream, kind: u64) -> Result<(), Fault> {
     let mut instructions = Instructions::of(kind);
     loop {
@@ -178,5 +182,5 @@ async fn hear_qpack(mut recv: quic::RecvStream, kind: u64) -> Result<(), Fault> 
     }
 }
 
-/// A fault that closes the connection.
+/// An error that closes the connection, with its HTTP/3 error code and its reason.
 pub(super) struct Fault(pub(super) Code, pub(super) String);

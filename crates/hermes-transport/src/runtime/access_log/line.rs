@@ -1,7 +1,7 @@
-//! The line of a session in the access log, as JSON.
+//! Formats the access-log line of a session as JSON.
 //!
-//! Written by hand instead of by serde: with serde, the entry took a twelfth of a request's time, most of it in
-//! formatting machinery. Strings from outside are escaped (RFC 8259, section 7).
+//! In: the data of a session that ended. Out: a line. The code does not use serde: with serde, the line took a twelfth
+//! of a request's time, most of it in generic formatting. Strings are escaped (RFC 8259, section 7).
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -10,11 +10,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::headers::write_ipv4;
 use crate::runtime::session::Record;
 
-/// The text of the last written second, which most entries share with the previous one.
+/// The text of the last written second. It is cached because most entries begin in the same second as the previous one.
 #[derive(Default)]
 pub(super) struct Clock {
     second: u64,
-    /// The text up to and including the point before the fraction.
+    /// The text up to and including the decimal point before the milliseconds.
     text: Vec<u8>,
 }
 
@@ -27,7 +27,7 @@ impl Clock {
             self.text.clear();
             // Writing into a Vec cannot fail.
             let _ = write!(self.text, "{}", humantime::format_rfc3339_seconds(UNIX_EPOCH + since));
-            // `Z`, the zone, comes last.
+            // Removes the zone `Z`, which follows the milliseconds.
             self.text.pop();
             self.text.push(b'.');
         }
@@ -37,12 +37,12 @@ impl Clock {
     }
 }
 
-/// The digits of a number below 1,000.
+/// Returns the three decimal digits of a number below 1,000.
 fn three_digits(number: u32) -> [u8; 3] {
     [number / 100, number / 10 % 10, number % 10].map(|digit| b'0' + digit as u8)
 }
 
-/// Appends the line of a session, with its newline.
+/// Appends the line of a session, including its newline.
 pub(super) fn write(out: &mut Vec<u8>, node: &str, clock: &mut Clock, record: &Record<'_>) {
     let facts = record.facts;
     out.extend_from_slice(b"{\"time\":\"");
@@ -106,8 +106,8 @@ fn text(out: &mut Vec<u8>, name: &str, value: &str) {
     out.push(b'"');
 }
 
-/// Escapes as JSON requires, and also control characters that a terminal would execute, or that change the direction of
-/// text.
+/// Appends a string with the escapes that JSON requires. Also escapes control characters that a terminal would execute,
+/// and characters that change the direction of text.
 fn escape(out: &mut Vec<u8>, value: &str) {
     if value.bytes().all(|byte| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\') {
         out.extend_from_slice(value.as_bytes());
@@ -148,7 +148,7 @@ fn authority(out: &mut Vec<u8>, authority: &hermes_model::Authority) {
     out.push(b'"');
 }
 
-/// Milliseconds with three decimals.
+/// Appends the member `duration_ms`, in milliseconds with three decimals.
 fn milliseconds(out: &mut Vec<u8>, duration: std::time::Duration) {
     key(out, "duration_ms");
     let micros = duration.as_micros() as u64;

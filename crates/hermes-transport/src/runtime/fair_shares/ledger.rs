@@ -1,11 +1,11 @@
 //! Max-min fairness of a bounded table: each owner's number of entries, and which owner yields to which.
 //!
-//! In: owners that take an entry or return one, and the table's bound. Out: whether an owner may have one more, and
-//! whose entries it displaces. Pure: no clock, no lock, no entry.
+//! In: owners that take an entry or return one, and the table's bound. Out: whether an owner may have one more entry,
+//! and whose entries it displaces. The ledger only counts: it has no clock, no lock and no reference to the entries.
 //!
-//! A full table takes from the owner that has most, as long as that leaves this owner no less than the newcomer has. An
-//! entry that has to be displaced no longer counts for its owner, although closing it may take a moment: the owner owes
-//! it.
+//! A full table displaces entries of the owner with the most entries, as long as that owner retains no fewer than the
+//! newcomer has. An entry that must be displaced no longer counts for its owner, although closing it takes a moment.
+//! Until it is closed, the owner owes it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -15,37 +15,37 @@ use std::sync::Arc;
 use hermes_model::facts::{Facts, Trust};
 use hermes_net::client_address::network;
 
-/// The holder of entries in a table.
+/// The client to which entries of a table are counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
-    /// Authenticated. Only other authenticated owners displace its entries.
+    /// True if the owner is authenticated. Only other authenticated owners displace its entries.
     pub is_peer: bool,
     client: Client,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Client {
-    /// An address of IPv4, or a /64 of IPv6.
+    /// A client that is known only by its IPv4 address or its IPv6 /64.
     Network(IpAddr),
-    /// The address of a client that may still authenticate: unauthenticated clients at that address displace none of
-    /// its entries.
+    /// The address of a client that may still authenticate. It differs from `Network`, so that unauthenticated clients
+    /// at the same address do not displace the entry.
     Unproven(IpAddr),
     Node(Arc<str>),
     User(Arc<str>),
 }
 
 impl Owner {
-    /// A client that is known by its address alone.
+    /// Returns the owner for a client that is known only by its address.
     pub fn stranger(address: IpAddr) -> Self {
         Self { is_peer: false, client: Client::Network(network(address)) }
     }
 
-    /// A client that may still authenticate.
+    /// Returns the owner for a client that may still authenticate.
     pub fn unproven(address: IpAddr) -> Self {
         Self { is_peer: false, client: Client::Unproven(network(address)) }
     }
 
-    /// The client at the other end of a connection.
+    /// Returns the owner for the peer of a connection: its node, its first user, or its address.
     pub fn of_connection(trust: &Trust, address: IpAddr) -> Self {
         let client = trust.peer().and_then(|peer| {
             let node = peer.node.clone().map(Client::Node);
@@ -55,9 +55,8 @@ impl Owner {
         Self { is_peer: trust.is_believed(), client }
     }
 
-    /// The client of a session: its user, the node that it came by, or its address. A session without a user, over a
-    /// connection with a certificate of the overlay, belongs to the holder of the certificate. Users and addresses have
-    /// no precedence.
+    /// Returns the owner for a session: its user, the certified peer of its connection, or its address. Only a
+    /// certified peer without a user counts as authenticated.
     pub fn of_session(facts: &Facts) -> Self {
         let Self { client, .. } = Self::of_connection(&facts.trust, facts.source.ip());
         match &facts.user {
@@ -77,46 +76,49 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The verdict on one more entry.
+/// The answer to a request for one more entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The table has room.
+    /// The entry is granted, because the table has room.
     Taken,
-    /// Granted: another owner owes the table entries for it.
+    /// The entry is granted. Another owner must lose entries for it.
     Displacing,
+    /// The entry is refused.
     Full,
 }
 
-/// The entries of a table, by owner.
+/// The number of entries of each owner of a table.
 #[derive(Debug, Default)]
 pub struct Ledger {
     owners: HashMap<Owner, Held>,
-    /// All owners with entries, by `is_peer`, then by their number.
+    /// All owners with entries: `is_peer`, the number of entries, and the owner, in this order.
     ranks: BTreeSet<(bool, usize, Owner)>,
     total: usize,
-    /// The entries of peers in `total`.
+    /// The number of entries in `total` that belong to authenticated owners.
     peers: usize,
-    /// Entries that are owed, and that no worker has chosen yet.
+    /// The number of owed entries that no worker has chosen yet.
     unclaimed: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     entries: usize,
-    /// Entries to be displaced, or ending.
+    /// The number of entries that must be displaced or are ending. They are not in `entries`.
     owed: usize,
-    /// The owed entries that no worker has chosen yet.
+    /// The number of entries in `owed` that no worker has chosen yet.
     unclaimed: usize,
 }
 
-/// Entries are displaced in batches, one in this many at a time, since each choice looks at all of them.
+/// The divisor of a table's limit that gives the maximum number of entries displaced at once. Each choice examines all
+/// entries, so displacing one entry at a time would cost too much.
 const BATCH: usize = 128;
-/// Entries that are owed and not chosen yet, as a fraction of the bound: beside those that are being closed, a table
-/// exceeds its bound by no more.
+/// The divisor of a table's limit that gives the maximum number of owed entries that no worker has chosen yet. A table
+/// exceeds its limit by at most this number, plus the entries that are being closed.
 const MAX_UNCLAIMED: usize = 8;
 
 impl Ledger {
-    /// Takes one more entry for an owner. `limit` is the bound; `reserve` entries of it are for peers.
+    /// Takes one more entry for an owner. `limit` is the bound of the table, of which `reserve` entries are for
+    /// authenticated owners.
     pub fn take(&mut self, owner: &Owner, limit: usize, reserve: usize) -> Verdict {
         let reserve = if owner.is_peer { 0 } else { reserve.saturating_sub(self.peers) };
         let mut verdict = Verdict::Taken;
@@ -134,7 +136,8 @@ impl Ledger {
         verdict
     }
 
-    /// Returns an entry of the owner that has ended by itself. It pays for one that is owed and not chosen yet.
+    /// Returns an entry that ended without being displaced. If its owner owes an entry that no worker has chosen yet,
+    /// the returned one settles that debt.
     pub fn give_back(&mut self, owner: &Owner) {
         self.change(owner, |held| {
             if held.unclaimed > 0 {
@@ -146,17 +149,18 @@ impl Ledger {
         });
     }
 
-    /// An entry that was chosen to be displaced has ended.
+    /// Records that a displaced entry of this owner has ended.
     pub fn is_paid(&mut self, owner: &Owner) {
         self.change(owner, |held| held.owed = held.owed.saturating_sub(1));
     }
 
-    /// An entry of an owner was chosen to be displaced: there is room for another one.
+    /// Records that a worker has displaced an entry of this owner. The table then has room for another entry.
     pub fn displace(&mut self, owner: &Owner) {
         self.owe(owner, self.entries(owner).min(1), 0);
     }
 
-    /// Claims entries that an owner owes, with this many candidates to choose from. Returns the number to displace.
+    /// Assigns owed entries of an owner to a worker that has this many candidates. Returns the number of entries that
+    /// the worker must displace.
     pub fn claim(&mut self, owner: &Owner, candidates: usize) -> usize {
         let mut claimed = 0;
         self.change(owner, |held| {
@@ -166,17 +170,18 @@ impl Ledger {
         claimed
     }
 
-    /// Owners that owe entries which no worker has chosen yet.
+    /// Returns the owners that owe entries which no worker has chosen yet.
     pub fn debtors(&self) -> Vec<Owner> {
         self.owners.iter().filter(|(_, held)| held.unclaimed > 0).map(|(owner, _)| owner.clone()).collect()
     }
 
-    /// The number of entries of an owner.
+    /// Returns the number of entries of an owner, without owed ones.
     pub fn entries(&self, owner: &Owner) -> usize {
         self.owners.get(owner).map_or(0, |held| held.entries)
     }
 
-    /// The owner that has most, among those that may yield to a peer, or to an unauthenticated client.
+    /// Returns the owner with the most entries, and their number. With `to_peer`, authenticated owners are included;
+    /// otherwise only unauthenticated ones are considered.
     fn largest(&self, to_peer: bool) -> Option<(Owner, usize)> {
         let (mut all, mut strangers) = (self.ranks.iter(), self.ranks.iter().filter(|(is_peer, ..)| !is_peer));
         let of = |(_, entries, owner): &(bool, usize, Owner)| (owner.clone(), *entries);
@@ -193,7 +198,7 @@ impl Ledger {
         });
     }
 
-    /// Changes the holdings of an owner, and all sums with them.
+    /// Changes the counts of an owner, and updates all sums.
     fn change(&mut self, owner: &Owner, how: impl FnOnce(&mut Held)) {
         let held = self.owners.entry(owner.clone()).or_default();
         let before = *held;

@@ -1,4 +1,4 @@
-//! Entries of a table: which of them a newcomer displaces.
+//! Tests of bounded tables: which entries a newcomer displaces.
 
 #![allow(clippy::unwrap_used)]
 
@@ -57,7 +57,7 @@ struct Table {
 }
 
 impl Table {
-    /// Adds an entry. The ledger has taken it for the owner.
+    /// Adds an entry that the ledger has already granted to the owner.
     fn add(&mut self, owner: Owner, used_at: u64, is_answered: bool) -> Rc<Client> {
         let client = Rc::new(Client { used_at, is_answered, is_displaced: Cell::default() });
         let weak: Weak<Client> = Rc::downgrade(&client);
@@ -69,7 +69,7 @@ impl Table {
         client
     }
 
-    /// A client begins an entry, as in `make_room`. False if the table is full.
+    /// Begins an entry of a client, as `make_room` does. Returns false if the table is full.
     fn begin(&mut self, owner: &Owner, now: u64, limit: usize) -> bool {
         let take = |table: &Self| table.shares.ledger().take(owner, limit, 0);
         let mut verdict = take(self);
@@ -135,14 +135,14 @@ fn an_owner_does_not_displace_its_own_entry_that_waits_for_an_answer() {
 fn searches_in_vain_for_strangers_leave_peers_theirs() {
     const LIMIT: usize = 100;
     let mut table = Table::default();
-    // All entries are in use, two for each stranger, so that none may take one of another.
+    // All entries are in use. Each stranger has two, so that none of them may displace an entry of another.
     for number in 0..100 {
         table.shares.ledger().take(&stranger(number / 2), LIMIT, 0);
         table.add(stranger(number / 2), 5000, true);
     }
     let in_vain = (0..50).filter(|number| !table.begin(&stranger(*number), 5500, LIMIT)).count();
     assert_eq!((in_vain, table.entries.unyielding.borrow().len()), (50, MAX_UNYIELDING));
-    // Meanwhile a stranger has become idle. A peer without entries searches, and finds its entry.
+    // Then one stranger becomes idle. A peer without entries searches, and finds the stranger's entry.
     table.clients.remove(0);
     let owner = table.entries.all.borrow_mut().remove(0).owner;
     table.add(owner, 0, true);

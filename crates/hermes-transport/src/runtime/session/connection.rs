@@ -1,7 +1,8 @@
 //! The state of one client connection on its worker.
 //!
-//! In: its progress as the listener reports it: bytes, sessions that begin and end. Out: the signal to drain or to
-//! close at once; its share of the node's connections. Never: its bytes.
+//! In: events of the connection that the listener reports, such as the beginning and end of sessions. Out: the signal
+//! to drain the connection or to close it at once, and its entry in the node's table of connections. Never: I/O on the
+//! connection.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
@@ -21,93 +22,96 @@ use crate::oneshot::Oneshot;
 use crate::runtime::WorkerContext;
 use crate::runtime::fair_shares::{Bound, Holder, Owner, Share};
 
-/// The state of a client connection; decides which timeout applies.
+/// The state of a client connection. It decides which timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// TLS, a PROXY header, or the first bytes that distinguish HTTP/1.1 from HTTP/2.
+    /// The TLS handshake, the PROXY header, or the bytes that distinguish HTTP/1.1 from HTTP/2 are incomplete.
     Handshake,
-    /// Between requests.
+    /// The connection waits for a request.
     Idle,
-    /// The first bytes of a request came; its head is incomplete.
+    /// The first bytes of a request have arrived, and its head is incomplete.
     Head,
-    /// The number of sessions on it.
+    /// The connection has this number of sessions.
     Busy(u32),
 }
 
-/// The reason why a connection takes no further request.
+/// The reason why a connection drains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
-    /// Idle for too long: close it now.
+    /// The connection was idle for too long, and closes now.
     Idle,
-    /// The listener is removed. A request may be in flight to this node, and an immediate close would lose it. So the
-    /// node answers it with `connection: close`, and closes only after a while without a request.
+    /// The listener was removed, or the node shuts down. A request may be in flight to this node, and an immediate
+    /// close would lose it. So the node answers it with `connection: close`, and closes after a grace period without a
+    /// request.
     ListenerRemoved,
 }
 
-/// The grace period of a draining connection without a session: a generous round trip. The same period holds for a
-/// client whose handshake or request head is incomplete.
+/// The grace period of a draining connection without a session. It exceeds a round trip, so that a request in flight
+/// arrives. It also limits an incomplete handshake or request head.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
 
-/// A response that was sent this long ago counts as received (milliseconds).
+/// The time after which a sent response counts as received, in milliseconds.
 const SURELY_RECEIVED_AFTER: u64 = 400;
 
-/// A client connection.
+/// The state of a client connection.
 pub struct Connection {
-    /// The client's address, as far as it is known.
+    /// The address of the TCP or QUIC peer. A QUIC client may migrate to another address.
     pub source: Cell<SocketAddr>,
-    /// The QUIC path, over which the client may migrate.
+    /// The path of a QUIC connection; empty for TCP.
     pub path: OnceCell<QuicPath>,
     pub listener: Arc<Listener>,
-    /// The trust in the client, once it is known.
+    /// The identity of the client; empty until the handshake has established it.
     pub trust: OnceCell<Trust>,
-    /// The signal to drain: finish the requests in flight, accept no new ones after `DRAIN_GRACE`, then close.
+    /// The signal to drain: the connection finishes the requests in flight, accepts none after `DRAIN_GRACE`, and
+    /// closes.
     pub drain: Oneshot<Drain>,
-    /// The signal to close now.
+    /// The signal to close at once, with the reason.
     pub kill: Oneshot<&'static str>,
     key: Cell<usize>,
     stage: Cell<Stage>,
     since: Cell<u64>,
-    /// The time of the signal to drain.
+    /// The time at which draining began, in milliseconds of the node's clock; `None` if the connection does not drain.
     drain_requested_at: Cell<Option<u64>>,
-    /// HTTP/2 or HTTP/3: many sessions, each of which ends by itself, and frames that begin no request.
+    /// True for HTTP/2 and HTTP/3: the connection may have many sessions, and each stream has a task of its own.
     pub is_shared: Cell<bool>,
-    /// The client reads nothing of the bytes that wait for it.
+    /// True if bytes wait for the client and it reads nothing.
     pub is_blocked: Cell<bool>,
     /// The `alt-svc` value for the client (RFC 7838).
     pub alternative: OnceCell<HeaderValue>,
-    /// Upstream connections may be bound to it: see `H1Connection::bind`.
+    /// True if upstream connections may be bound to this connection: see `H1Connection::bind`.
     pub has_bound: Cell<bool>,
-    /// The client that the upstream connections are bound for, as its request named it.
+    /// A hash of the client for which upstream connections are bound, as a request named it.
     pub bound_for: Cell<u64>,
-    /// A hash of the claims of the latest request: see `Request::claimed`.
+    /// A hash of the replaced forwarding fields of the latest request: see `Request::claimed`.
     pub claimed: Cell<u64>,
-    /// A proxy sends requests of many clients over it: no upstream connection is bound to it.
+    /// True if a proxy sends requests of many clients over this connection. No upstream connection is then bound to it.
     pub is_pooled: Cell<bool>,
-    /// The connection stays open for requests that may come over it: no idle timeout.
+    /// True if the connection stays open without requests, so that no idle timeout applies.
     pub is_kept: Cell<bool>,
     /// The number of reads from the connection.
     pub heard: Cell<u64>,
-    /// Lines of trailers and responses since the last turn. They cost as much work as lines of requests.
+    /// The number of header lines in trailers and responses since the listener last reset it. They cost as much work as
+    /// header lines of requests.
     pub lines: Cell<usize>,
-    /// The key in the node's table of connections.
+    /// The key of the entry in the node's table of connections.
     entry: Cell<usize>,
-    /// A client that half-closes counts as gone at once.
+    /// True if a client that half-closes the connection counts as gone at once.
     pub ends_half_closed: Cell<bool>,
-    /// The socket of an HTTP/1.1 client, until the connection is a tunnel. Unread bytes hide that the client closed it,
-    /// so the sweep asks the socket.
+    /// The socket of an HTTP/1.1 client; empty for other versions and for tunnels. While received bytes are unread, a
+    /// read does not show that the client has closed the connection, so the sweep queries the socket.
     pub socket: RefCell<Weak<RefCell<Io>>>,
 }
 
 impl Connection {
-    /// Records the identity of the client. False, and counted, if the table has no room for a connection of that
-    /// client.
+    /// Records the identity of the client. Returns false, and counts the reached limit, if the table has no room for a
+    /// connection of that client.
     pub fn is_of(&self, worker: &WorkerContext, trust: &Trust, source: SocketAddr) -> bool {
         let _ = self.trust.set(trust.clone());
         let owner = Owner::of_connection(trust, source.ip());
         worker.entries.pass_to(worker, self.entry.get(), owner, bound(worker, false))
     }
 
-    /// The listener in the running document; the old one if that document no longer has it.
+    /// Returns the listener of the same name in the running snapshot, or the original listener if it was removed.
     pub fn current_listener(&self, worker: &WorkerContext) -> Arc<Listener> {
         worker.snapshot().listener(&self.listener.name).unwrap_or(&self.listener).clone()
     }
@@ -121,19 +125,19 @@ impl Connection {
         self.since.set(worker.now());
     }
 
-    /// True if the connection was idle for so long that the client has received all that was sent.
+    /// True if the connection was idle for so long that the client must have received all responses.
     pub fn is_long_idle(&self, worker: &WorkerContext) -> bool {
         self.stage.get() == Stage::Idle && worker.now() >= self.since.get() + SURELY_RECEIVED_AFTER
     }
 
-    /// True if the client has half-closed, although unread bytes may remain. It may still wait for its response (RFC
-    /// 9112, section 9.6).
+    /// True if the client has half-closed the connection, even if received bytes are unread. The client may still wait
+    /// for its response (RFC 9112, section 9.6).
     pub(super) fn is_half_closed(&self) -> bool {
         self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_closed_there())
     }
 
-    /// Ready when the client has half-closed and counts as gone by that. Only for the task that reads the connection,
-    /// while it reads nothing: the wait registers as a read.
+    /// Ready when the client has half-closed the connection, if that counts as gone. Only the task that reads the
+    /// connection may call this, and only while it does not read: both register the same waker.
     pub fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {
         let socket = self.ends_half_closed.get().then(|| self.socket.borrow().upgrade()).flatten();
         let Some(io) = socket else { return Poll::Pending };
@@ -144,17 +148,18 @@ impl Connection {
         }
     }
 
-    /// True if the client has reset the connection: no response reaches it any more.
+    /// True if the client has reset the connection, so that it can receive no response.
     pub(super) fn is_reset(&self) -> bool {
         self.socket.borrow().upgrade().is_some_and(|io| io.borrow().is_reset())
     }
 
-    /// The address that an HTTP/1.1 client connected to.
+    /// Returns the local address to which an HTTP/1.1 client connected. Returns `None` for other versions and for
+    /// tunnels.
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.socket.borrow().upgrade()?.borrow().tcp().local_addr().ok()
     }
 
-    /// Drains the connection because its listener is removed.
+    /// Drains the connection because its listener is removed or the node shuts down.
     pub fn start_drain(&self, worker: &WorkerContext) {
         self.request_drain(worker, Drain::ListenerRemoved);
     }
@@ -164,13 +169,14 @@ impl Connection {
         self.drain.set(why);
     }
 
-    /// True if the connection was told to drain.
+    /// True if the connection is draining.
     pub(super) fn is_draining(&self) -> bool {
         self.drain_requested_at.get().is_some()
     }
 
-    /// True if the connection was told to drain and the grace period has passed. Requests sent before the signal have
-    /// arrived by then. A new request comes from a client that ignores the signal, and its trust may be outdated.
+    /// True if the connection is draining and the grace period has passed. A request that arrives later was sent after
+    /// the client had received GOAWAY or `connection: close`. It is refused, because the client's trust may be
+    /// outdated.
     pub fn takes_no_more(&self, worker: &WorkerContext) -> bool {
         self.drain_requested_at
             .get()
@@ -187,7 +193,7 @@ impl Connection {
             Stage::Idle => (limits.keep_alive, "idle"),
             Stage::Busy(_) => return,
         };
-        // A draining connection gets a grace period: requests in flight arrive before the end.
+        // A draining connection closes after a grace period in which requests in flight arrive.
         let (limit, since) = match self.drain_requested_at.get() {
             Some(drain_requested_at) => (limit.min(DRAIN_GRACE), self.since.get().max(drain_requested_at)),
             None => (limit, self.since.get()),
@@ -195,7 +201,8 @@ impl Connection {
         if Duration::from_millis(worker.now().saturating_sub(since)) < limit {
             return;
         }
-        // First a clean end (GOAWAY, or a close between requests); at the next sweep a forced one.
+        // An idle connection is first ended cleanly, by GOAWAY or a close between requests. If it is still open at the
+        // next sweep, it is closed by force.
         match (stage, self.drain.get()) {
             (Stage::Idle, None) => return self.request_drain(worker, Drain::Idle),
             (_, None) => worker.shared.metrics.limit("slow-client"),
@@ -204,7 +211,7 @@ impl Connection {
         self.kill.set(reason);
     }
 
-    /// Counts a session that begins.
+    /// Counts a session that begins on this connection.
     pub fn enter(&self, worker: &WorkerContext) {
         let sessions = match self.stage.get() {
             Stage::Busy(sessions) => sessions,
@@ -213,7 +220,7 @@ impl Connection {
         self.set_stage(worker, Stage::Busy(sessions + 1));
     }
 
-    /// Counts a session that ends.
+    /// Counts a session that ends on this connection.
     pub fn leave(&self, worker: &WorkerContext) {
         match self.stage.get() {
             Stage::Busy(sessions) if sessions > 1 => self.set_stage(worker, Stage::Busy(sessions - 1)),
@@ -242,29 +249,29 @@ impl Holder for Connection {
     }
 }
 
-/// A connection's guard: dropping it removes the connection from the table.
+/// The guard of a client connection. Dropping it removes the connection from the table.
 pub struct ConnectionGuard {
     worker: Rc<WorkerContext>,
     pub connection: Rc<Connection>,
     _share: Share,
 }
 
-/// The share of connections, one in this many, that is reserved for authenticated clients if any listener can
-/// authenticate clients.
+/// The divisor of `limits.connections` that gives the number of connections reserved for authenticated clients. The
+/// reserve applies if any listener can authenticate clients.
 const PEERS: usize = 8;
 
-/// The bound of the node's connections. A client that may still authenticate may use the reserve.
+/// Returns the bound of the node's table of connections. A client that may still authenticate may use the reserve.
 fn bound(worker: &WorkerContext, may_authenticate: bool) -> Bound {
     let snapshot = worker.snapshot();
-    // Half of the descriptors, because each client may need a connection to an upstream.
+    // At most half of the file descriptors, because each client may need a connection to an upstream.
     let limit = snapshot.limits.connections.min(host::descriptors() / 2).max(1);
     let has_peers = !may_authenticate && snapshot.authenticates();
     Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 } }
 }
 
 impl ConnectionGuard {
-    /// Takes an entry among the node's connections, for a client whose identity is provisional. `None` if the table has
-    /// no room.
+    /// Takes an entry in the node's table of connections for an accepted connection. [`Connection::is_of`] changes the
+    /// owner when the client's identity is known. Returns `None` if the table has no room.
     pub fn take(
         worker: &Rc<WorkerContext>,
         listener: Arc<Listener>,

@@ -1,9 +1,10 @@
-//! Memory that requests in flight hold on a worker: heads, and the fixed cost of each request.
+//! Bounds the memory that requests in flight occupy on a worker: heads, and the fixed cost of each request.
 //!
-//! In: sessions that begin and end, and the heads of their requests and responses. Out: a sum. Beyond
-//! `limits.request-memory`, sessions of the client that holds most end, starting with those that were silent for
-//! longest. An HTTP/2 client pays one byte for a field that costs a hundred here, and may leave its response unread. So
-//! neither streams nor bytes on the wire bound this memory. Never: a byte of a body; `limits.receive-buffer` covers those.
+//! In: sessions that begin and end, and the heads of their requests and responses. Out: the sum of their memory. If it
+//! exceeds `limits.request-memory`, sessions end: those of the client with the most memory first, and among them the
+//! longest silent. With HPACK, a field of one byte on the wire may occupy a hundred bytes of memory, and the client may
+//! leave its response unread. So neither the number of streams nor the bytes on the wire bound this memory. Never:
+//! unread bytes of a body, which `limits.receive-buffer` bounds.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -20,24 +21,27 @@ use super::{SessionEntry, SessionTables};
 use crate::error::Error;
 use crate::runtime::WorkerContext;
 
-/// The overhead of a line of a head, in two tables: the received and the forwarded head.
+/// The overhead of a header line in two header maps: that of the received head and that of the forwarded head.
 const LINE_OVERHEAD_BYTES: u64 = 224;
-/// Names and values are in a read buffer and again in a write buffer; both grow by doubling.
+/// The factor by which names and values are counted. They are in a read buffer and a write buffer, and the capacity of
+/// each may be twice its length.
 const BUFFERED_COPIES: u64 = 4;
-/// A stream without its head: its state in the node and in h2 or quinn, and its share of a read buffer.
+/// The memory of a stream without its head: its state in the node and in h2 or quinn, and its part of a read buffer.
 const STREAM_OVERHEAD_BYTES: u64 = 8 << 10;
-/// The part of the limit that is freed when sessions are ended, so that the next session does not end others at once.
+/// The divisor of the limit that gives the memory freed when sessions are ended, so that the next session does not end
+/// others at once.
 const FREED_SHARE: u64 = 8;
 
-/// The bytes that a session is charged for.
+/// The number of bytes that a session is charged for.
 #[derive(Default)]
 pub(super) struct Charge {
     bytes: Cell<u64>,
-    /// The session has begun and not ended. Otherwise no drop would release the bytes.
+    /// True from the beginning of the session to its end. Before and after, nothing is charged, because nothing would
+    /// release it.
     is_counted: Cell<bool>,
 }
 
-/// The holder of the memory.
+/// The user or client to which the memory of a session is counted.
 #[derive(PartialEq, Eq, Hash)]
 enum Holder {
     User(Arc<str>),
@@ -53,7 +57,7 @@ impl Holder {
     }
 }
 
-/// The cost of a head.
+/// Returns the memory of a head in bytes.
 fn of_head(headers: &HeaderMap) -> u64 {
     headers
         .iter()
@@ -61,8 +65,8 @@ fn of_head(headers: &HeaderMap) -> u64 {
         .sum()
 }
 
-/// The cost of a request. Tunnels, flows and HTTP/1.1 connections have limits of their own, and a node forwards
-/// requests of many clients: for these only the head counts.
+/// Returns the memory of a request in bytes. Tunnels, flows and HTTP/1.1 connections have limits of their own, and a
+/// node forwards requests of many clients. For all of these, only the head is counted.
 fn of_request(facts: &Facts, is_only_one: bool) -> u64 {
     let is_of_many = match &facts.trust {
         Trust::Certified(peer) => peer.standalone,
@@ -75,14 +79,14 @@ fn of_request(facts: &Facts, is_only_one: bool) -> u64 {
 }
 
 impl SessionEntry {
-    /// Charges the session for its request.
+    /// Charges the session for its request, and begins to count its memory.
     pub(super) fn hold_request(&self, worker: &WorkerContext) {
         let is_only_one = self.connection.as_ref().is_some_and(|connection| !connection.is_shared.get());
         self.charge.is_counted.set(true);
         self.hold(worker, of_request(&self.facts, is_only_one));
     }
 
-    /// Charges the session for another head: that of its response, or trailers.
+    /// Charges the session for the head of its response, or for trailers.
     pub fn hold_head(&self, worker: &WorkerContext, headers: &HeaderMap) {
         self.hold(worker, of_head(headers));
         if let Some(connection) = &self.connection {
@@ -90,7 +94,7 @@ impl SessionEntry {
         }
     }
 
-    /// Charges the session for more bytes.
+    /// Charges the session for further bytes.
     pub fn hold(&self, worker: &WorkerContext, bytes: u64) {
         if self.charge.is_counted.get() {
             let tables = &worker.tables;
@@ -99,8 +103,8 @@ impl SessionEntry {
         }
     }
 
-    /// Charges bytes of an optional use. False: requests in flight hold half of the limit, and these bytes are not
-    /// charged.
+    /// Charges the session for bytes that it can do without. Returns false, without a charge, if the requests in flight
+    /// would then occupy more than half of the limit.
     pub fn may_hold(&self, worker: &WorkerContext, bytes: u64) -> bool {
         let tables = &worker.tables;
         let has_room = tables.request_memory.get() + bytes <= tables.request_limit.get() / 2;
@@ -110,7 +114,7 @@ impl SessionEntry {
         has_room
     }
 
-    /// Releases charged bytes.
+    /// Releases bytes that the session was charged for.
     pub fn release(&self, worker: &WorkerContext, bytes: u64) {
         let released = bytes.min(self.charge.bytes.get());
         self.charge.bytes.set(self.charge.bytes.get() - released);
@@ -118,7 +122,7 @@ impl SessionEntry {
         tables.request_memory.set(tables.request_memory.get() - released);
     }
 
-    /// Releases all bytes and charges none from now on.
+    /// Releases all charged bytes. From now on, the session is not charged.
     pub(super) fn release_all(&self, tables: &SessionTables) {
         self.charge.is_counted.set(false);
         tables.request_memory.set(tables.request_memory.get() - self.charge.bytes.take());
@@ -126,7 +130,7 @@ impl SessionEntry {
 }
 
 impl SessionTables {
-    /// Ends sessions while all of them together hold more than the limit.
+    /// Ends sessions if all of them together occupy more memory than the limit.
     pub(super) fn bound_request_memory(&self, worker: &WorkerContext) {
         if self.request_memory.get() <= self.request_limit.get() {
             return;
@@ -143,8 +147,8 @@ impl SessionTables {
         for entry in &holding {
             *holders.entry(Holder::of(&entry.facts)).or_default() += entry.charge.bytes.get();
         }
-        // A peer without a user forwards requests of many clients. Unknown clients, who may have many addresses, end
-        // first.
+        // A peer without a user forwards requests of many clients, so its sessions end last. Sessions of clients
+        // without trust end first, because such a client may have many addresses.
         holding.sort_by_cached_key(|entry| {
             let is_peer = entry.facts.user.is_none() && entry.facts.trust.is_believed();
             let held = holders.get(&Holder::of(&entry.facts)).copied();
@@ -155,9 +159,9 @@ impl SessionTables {
                 break;
             }
             worker.shared.metrics.limit("request-memory");
-            // The memory is freed at the next turn of the session's task.
+            // The memory is freed when the session's task runs next.
             entry.release_all(self);
-            entry.end_for_good(Error::Limit("memory of requests under way"));
+            entry.end_for_good(Error::Limit("memory of requests"));
         }
     }
 }

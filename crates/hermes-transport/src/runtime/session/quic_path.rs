@@ -1,7 +1,7 @@
-//! The path of a client's QUIC connection: its address and its losses.
+//! The path of a client's QUIC connection: the client's address and the lost packets.
 //!
-//! In: an accepted connection. Out: its current source; migrations and losses as metrics. QUIC signals no migration to
-//! the application, so each request and a periodic look read the address.
+//! In: an accepted connection. Out: its current source address; migrations and losses as metrics. quinn signals no
+//! migration to the application, so the address is read at each request and periodically.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use hermes_wire::h3::Code;
 use super::Connection;
 use crate::runtime::WorkerContext;
 
-/// The last counters of a path.
+/// A client's QUIC connection, with the packet counters that were last read.
 pub struct QuicPath {
     quic: quic::Connection,
     sent: Cell<u64>,
@@ -24,7 +24,7 @@ impl QuicPath {
         Self { quic, sent: Cell::new(0), lost: Cell::new(0) }
     }
 
-    /// Closes the connection without an error.
+    /// Closes the connection with H3_NO_ERROR.
     pub fn close(&self, reason: &str) {
         // All codes fit 32 bits.
         let code = quic::VarInt::from_u32(Code::NoError.value() as u32);
@@ -33,24 +33,24 @@ impl QuicPath {
 }
 
 impl Connection {
-    /// The client's current address.
+    /// Returns the client's current address, and counts a migration if it has changed.
     pub fn follow(&self, worker: &WorkerContext) -> SocketAddr {
         let Some(path) = self.path.get() else { return self.source.get() };
         let now = path.quic.remote_address();
         let before = self.source.replace(now);
         if before != now {
             worker.shared.metrics.quic_migrations.inc();
-            tracing::debug!(from = %before, to = %now, "a client has moved");
+            tracing::debug!(from = %before, to = %now, "a client has migrated");
         }
         now
     }
 
-    /// Adds the path's packets since the last call to the metrics.
+    /// Adds the packets that were sent and lost since the last call to the metrics.
     pub(super) fn watch_path(&self, worker: &WorkerContext) {
         let Some(path) = self.path.get() else { return };
         self.follow(worker);
         let stats = path.quic.stats().path;
-        // A client that migrates begins a new path, whose counters start at zero.
+        // After a migration, the connection has a new path, whose counters start at zero.
         let new = |seen: &Cell<u64>, now: u64| now.checked_sub(seen.replace(now)).unwrap_or(now);
         worker.shared.metrics.quic_sent.inc_by(new(&path.sent, stats.sent_packets));
         worker.shared.metrics.quic_lost.inc_by(new(&path.lost, stats.lost_packets));

@@ -1,7 +1,7 @@
-//! The view of a session in `/sessions`.
+//! The description of a session in `/sessions`.
 //!
-//! In: a live session. Out: the fields that an operator may see. Never: queries, header values and bodies, which may be
-//! secret.
+//! In: a live session. Out: the fields that an operator may see. Never: query strings, header values and bodies, which
+//! may contain secrets.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,38 +10,38 @@ use serde::Serialize;
 
 use super::{Phase, SessionEntry};
 
-/// A session in `/sessions`.
+/// The description of a session in `/sessions`.
 #[derive(Clone, Debug, Serialize)]
 pub struct SessionView {
-    /// Unique in this process.
+    /// The session's ID, which is unique in this process.
     pub id: u64,
-    /// Listener.
+    /// The name of the listener.
     pub listener: Arc<str>,
     /// `http`, `tcp`, `udp` or `ip`.
     pub kind: &'static str,
-    /// Address of the client.
+    /// The address of the client.
     pub source: SocketAddr,
-    /// The authenticated user.
+    /// The authenticated user; `None` if the session has none.
     pub user: Option<Arc<str>>,
-    /// Method.
+    /// The method of the request.
     pub method: String,
-    /// Authority.
+    /// The authority of the request.
     pub authority: String,
-    /// Path, without the query, which may hold secrets.
+    /// The path of the request, without the query, which may contain secrets.
     pub path: String,
-    /// Route.
+    /// The name of the route; `None` before the decision.
     pub route: Option<Arc<str>>,
-    /// Endpoint.
+    /// The name of the endpoint; `None` before one was chosen.
     pub endpoint: Option<Arc<str>>,
     /// `opening`, `open` or `blocked`.
     pub phase: &'static str,
-    /// True if the session waits for bytes in custody, or for its turn: no timeout applies.
+    /// True if the session waits for custody, a rate limit or the like, so that no timeout of the route applies.
     pub waiting: bool,
-    /// Bytes from the client.
+    /// The number of bytes received from the client.
     pub received: u64,
-    /// Bytes to the client.
+    /// The number of bytes sent to the client.
     pub sent: u64,
-    /// Age in seconds.
+    /// The age of the session in seconds.
     pub age: f64,
 }
 

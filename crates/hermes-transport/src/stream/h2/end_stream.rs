@@ -1,10 +1,10 @@
-//! Watches the frames of an HTTP/2 connection for streams that the peer ended before it reset them, and for GOAWAY.
+//! Inspects the frames of an HTTP/2 connection for streams that the peer ended before it reset them, and for GOAWAY.
 //!
-//! In: the bytes of a connection, as they are read. Out: the same bytes, and the streams that had END_STREAM and then
-//! RST_STREAM with NO_ERROR. Servers signal with it that a response is complete and that they want no more of the
-//! request (RFC 9113, section 8.1). Other servers reset with NO_ERROR streams that they abort, and h2 does not
-//! distinguish the two. Nor does h2 report GOAWAY to streams that continue (section 6.8). Bounded: only the latest
-//! streams are remembered.
+//! In: the bytes of a connection, as they are read. Out: the same bytes, the streams that received END_STREAM and then
+//! RST_STREAM with NO_ERROR, and whether GOAWAY was received. With this sequence, a server signals that its response is
+//! complete and that it needs no more of the request (RFC 9113, section 8.1). Other servers send NO_ERROR on streams
+//! that they abort, and h2 does not distinguish the two cases. h2 does not report GOAWAY to streams that continue (RFC
+//! 9113, section 6.8) either. Only the latest streams are recorded.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,10 +16,11 @@ use std::task::{Context, Poll, ready};
 use hermes_net::Io;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The number of streams that are remembered of a connection. A reset follows the end of its stream closely.
+/// The maximum number of recorded streams of a connection. It suffices because the reset follows END_STREAM closely.
 const REMEMBERED: usize = 1024;
-/// The length of a frame header (RFC 9113, section 4.1), and of a RST_STREAM frame with its code.
+/// The length of a frame header in bytes (RFC 9113, section 4.1).
 const HEAD: usize = 9;
+/// The length of a RST_STREAM frame in bytes: its header and an error code (RFC 9113, section 6.4).
 const RESET: usize = HEAD + 4;
 
 const DATA: u8 = 0;
@@ -28,13 +29,16 @@ const RST_STREAM: u8 = 3;
 const GOAWAY: u8 = 7;
 const END_STREAM: u8 = 1;
 
-/// The state of a connection's streams, as its frames show it.
+/// The state of a connection's streams, as its received frames show it.
 #[derive(Default)]
 pub struct EndedStreams {
+    /// The IDs of streams with a received END_STREAM.
     ended: RefCell<VecDeque<u32>>,
+    /// The IDs of streams with a received END_STREAM and then RST_STREAM with NO_ERROR.
     parted: RefCell<VecDeque<u32>>,
-    /// The number of reads.
+    /// The number of reads from the connection.
     reads: Cell<u64>,
+    /// True once GOAWAY was received.
     is_going: Cell<bool>,
 }
 
@@ -47,28 +51,30 @@ fn remember(streams: &RefCell<VecDeque<u32>>, stream: u32) {
 }
 
 impl EndedStreams {
-    /// A counter of all reads from the peer.
+    /// Returns the number of reads from the connection.
     pub fn reads(&self) -> u64 {
         self.reads.get()
     }
 
-    /// The peer sent GOAWAY.
+    /// True if the peer has sent GOAWAY.
     pub fn is_going(&self) -> bool {
         self.is_going.get()
     }
 
-    /// The stream was ended before it was reset with NO_ERROR: it is complete.
+    /// True if the message on this stream is complete: the peer sent END_STREAM before it reset the stream with
+    /// NO_ERROR.
     pub fn is_whole(&self, stream: u32) -> bool {
         self.parted.borrow().contains(&stream)
     }
 }
 
-/// A parser of frame headers.
+/// A parser of frame headers and of RST_STREAM frames.
 #[derive(Default)]
 struct Scan {
     head: [u8; RESET],
+    /// The number of bytes in `head`.
     have: usize,
-    /// Remaining bytes of the payload.
+    /// The number of payload bytes of the current frame that are still to be skipped.
     skip: usize,
 }
 
@@ -120,13 +126,13 @@ impl Scan {
     }
 }
 
-/// A connection whose frames are inspected as they are read. A failed write is not reported: frames that the peer sent
-/// before it closed may still be unread, and the read side tells how the connection ended.
+/// A connection whose frames are inspected as they are read. A failed write is not reported to h2, because frames that
+/// the peer sent before it closed may still be unread. A later read reports how the connection ended.
 pub struct Scanned {
     io: Io,
     scan: Scan,
     ends: Rc<EndedStreams>,
-    /// The peer accepts no more bytes; writes of h2 are discarded.
+    /// True once a write has failed. Further writes of h2 are discarded.
     write_failed: bool,
 }
 
@@ -135,7 +141,7 @@ impl Scanned {
         Self { io, scan: Scan::default(), ends: ends.clone(), write_failed: false }
     }
 
-    /// The outcome of a write; `dropped` replaces it after a failure.
+    /// Returns the outcome of a write, or `dropped` if the write failed.
     fn written<T>(&mut self, polled: Poll<io::Result<T>>, dropped: T) -> Poll<io::Result<T>> {
         let Poll::Ready(Err(error)) = &polled else { return polled };
         tracing::debug!(%error, "the upstream stopped reading; reading what it has sent");

@@ -1,9 +1,9 @@
 //! The receiving half of an HTTP/2 stream, and the window of its connection.
 //!
-//! In: the half of h2. Out: chunks. Small frames are coalesced. Unread bytes are taken out of h2, because h2 counts
-//! unread frames and closes the whole shared connection if they are many. The window of a stream opens only as its
+//! In: the receiving half of h2. Out: chunks. Small frames are coalesced. Unread bytes are moved out of h2, because h2
+//! counts unread frames and closes the whole connection if they are many. The window of a stream opens only when its
 //! reader reads. The window of the connection grows by the bytes that remain unread for longer than a tick, so that its
-//! other streams keep flowing. `limits.receive-buffer` bounds these bytes (see [`unread`](crate::runtime::receive_budget)).
+//! other streams keep flowing. `limits.receive-buffer` bounds these bytes: see [`crate::runtime::receive_budget`].
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -20,35 +20,37 @@ use crate::runtime::WorkerContext;
 use crate::runtime::receive_budget::{Account, SweptInbox, Unread};
 use crate::runtime::session::SessionEntry;
 
-/// The largest window (RFC 9113, section 6.9.1).
+/// The largest permitted flow-control window in bytes (RFC 9113, section 6.9.1).
 const WIDEST: u64 = (1 << 31) - 1;
 
 /// The flow-control window of one connection: its configured size plus the unread bytes of stalled streams.
 pub struct Window {
     base: u32,
+    /// The number of unread bytes of stalled streams.
     stalled: Cell<u64>,
     changed: Oneshot<()>,
-    /// The streams that were ended before they were reset. Empty for a connection that this node accepted.
+    /// The streams that the peer ended before it reset them. Empty for a connection that this node accepted.
     ends: Rc<EndedStreams>,
 }
 
 impl Window {
-    /// A window of `base` bytes (RFC 9113, section 6.9.1).
+    /// Returns a window with a configured size of `base` bytes.
     pub fn new(base: u32) -> Rc<Self> {
         Rc::new(Self { base, stalled: Cell::new(0), changed: Oneshot::default(), ends: Rc::default() })
     }
 
-    /// The state of the streams, as the connection's frames show it.
+    /// Returns the state of the connection's streams, as its received frames show it.
     pub fn ends(&self) -> &Rc<EndedStreams> {
         &self.ends
     }
 
-    /// The configured size.
+    /// Returns the configured size in bytes.
     pub fn base(&self) -> u32 {
         self.base
     }
 
-    /// The size that the connection should have now. Wakes the task that drives the connection when it changes.
+    /// Returns the size in bytes that the window should have now. The polling task, which drives the connection, is
+    /// woken when the size changes.
     pub fn poll_target(&self, cx: &Context<'_>) -> u32 {
         let _ = self.changed.poll(cx);
         (u64::from(self.base) + self.stalled.get()).min(WIDEST) as u32
@@ -65,25 +67,25 @@ impl Window {
 /// The bytes that were received on a stream and not yet read.
 pub(super) struct Inbox {
     recv: RecvStream,
-    /// The unread bytes. The h2 window is not released for bytes held here; stalled bytes widen the connection's
-    /// window.
+    /// The unread bytes that were moved out of h2. They still count against the windows of the stream and the
+    /// connection. Stalled bytes enlarge the connection's window.
     account: Account,
-    /// The error of h2, returned once the held bytes are read.
+    /// The error of h2, which is returned once the bytes in `account` are read.
     failed: Option<h2::Error>,
-    /// The trailers, taken out of h2.
+    /// The trailers that were moved out of h2.
     trailers: Option<HeaderMap>,
     window: Rc<Window>,
 }
 
 impl Inbox {
-    /// The next chunk of h2; `None` is the end.
+    /// Returns the next chunk of h2, or `None` at the end of the data.
     fn poll_recv(&mut self) -> Poll<Option<Result<Bytes, h2::Error>>> {
         self.account.notice.set_idle(true);
         let mut cx = Context::from_waker(&self.account.waker);
         loop {
             let polled = self.recv.poll_data(&mut cx);
             match &polled {
-                // END_STREAM in a frame of its own.
+                // An empty DATA frame that only carries END_STREAM.
                 Poll::Ready(Some(Ok(chunk))) if chunk.is_empty() => {}
                 Poll::Ready(Some(_)) => {
                     self.account.notice.set_idle(false);
@@ -94,7 +96,7 @@ impl Inbox {
         }
     }
 
-    /// A chunk, never empty, with the small ones that follow it.
+    /// Returns the next chunk of h2, which is never empty. A small chunk is coalesced with those that follow it.
     fn poll_data(&mut self, cx: &Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
         if let Some(error) = self.failed.take() {
             return Poll::Ready(Some(Err(error)));
@@ -118,8 +120,8 @@ impl Inbox {
         Poll::Ready(Some(Ok(whole.into_bytes())))
     }
 
-    /// Takes trailers that follow unread bytes. Trailers with too many lines are dropped, since their reader would
-    /// refuse them.
+    /// Moves trailers that follow unread bytes out of h2. Trailers with too many lines are dropped, because their
+    /// reader would refuse them.
     fn take_trailers(&mut self, worker: &WorkerContext) {
         let mut cx = Context::from_waker(&self.account.waker);
         if let Poll::Ready(Ok(Some(trailers))) = self.recv.poll_trailers(&mut cx) {
@@ -132,7 +134,7 @@ impl Inbox {
         }
     }
 
-    /// True if the peer sent its complete message before this reset.
+    /// True if this error is a reset that the peer sent after its complete message.
     fn is_whole(&mut self, error: &h2::Error) -> bool {
         let stream = self.recv.stream_id().as_u32();
         error.reason() == Some(h2::Reason::NO_ERROR) && !error.is_go_away() && self.window.ends.is_whole(stream)
@@ -161,7 +163,7 @@ impl Unread for Inbox {
             && let Poll::Ready(taken) = self.poll_recv()
         {
             match taken {
-                // A chunk keeps the whole read buffer alive, however short it is itself; so short ones are copied.
+                // Short chunks are copied, because each chunk keeps its whole read buffer alive.
                 Some(Ok(chunk)) if chunk.len() < GATHER && small.len() < GATHER => small.extend_from_slice(&chunk),
                 Some(Ok(chunk)) => {
                     self.account.hold(small.split().freeze());
@@ -176,7 +178,7 @@ impl Unread for Inbox {
         }
         self.account.hold(small.freeze());
         if self.account.is_forsaken() {
-            // The bytes count against the windows until the stream ends.
+            // The dropped bytes count against the windows until the stream ends.
             self.account.drop_held();
             self.failed.get_or_insert(h2::Reason::CANCEL.into());
         }
@@ -184,7 +186,7 @@ impl Unread for Inbox {
         let stalled = self.account.count(lies);
         self.restate(stalled);
         if self.account.holds() {
-            // A reader that was woken may find h2 empty: the bytes are held here now.
+            // A reader that h2 has woken may find h2 empty, because the bytes were moved to `account`.
             self.account.notice.reader.wake();
         }
     }
@@ -200,24 +202,25 @@ impl Drop for Inbox {
     }
 }
 
-/// The receiving half of a stream.
+/// The receiving half of an HTTP/2 stream.
 pub struct Receiver {
     inbox: SweptInbox<Inbox>,
 }
 
 impl Receiver {
-    /// `window` is that of the stream's connection.
+    /// Wraps the receiving half of h2. `window` is the window of the stream's connection.
     pub fn new(worker: &Rc<WorkerContext>, recv: RecvStream, window: &Rc<Window>) -> Self {
         let inbox = Inbox { recv, account: Account::new(worker), failed: None, trailers: None, window: window.clone() };
         Self { inbox: SweptInbox::new(worker, inbox) }
     }
 
-    /// Binds the half to a session, which ends if too many bytes remain unread.
+    /// Charges the unread bytes to a session. The session may end if `limits.receive-buffer` is exceeded.
     pub fn bind(&self, session: &Rc<SessionEntry>) {
         self.inbox.bind(session);
     }
 
-    /// The next chunk, never empty, of at most `most` bytes. The window of the stream opens by as much.
+    /// Returns the next chunk, which is never empty and has at most `most` bytes, or `None` at the end. The windows
+    /// open by its length.
     pub fn poll_chunk(&mut self, cx: &mut Context<'_>, most: usize) -> Poll<Option<Result<Bytes, h2::Error>>> {
         let inbox = &mut *self.inbox.borrow_mut();
         let mut chunk = match inbox.account.take_held() {
@@ -235,18 +238,19 @@ impl Receiver {
         Poll::Ready(Some(Ok(chunk)))
     }
 
-    /// The limit of lines in trailers.
+    /// Returns the maximum number of lines in trailers.
     pub fn most_lines(&self) -> usize {
         self.inbox.worker.snapshot().limits.header_count
     }
 
-    /// The trailers, after the last chunk.
+    /// Returns the trailers, or `None` if the message has none. Called after the last chunk.
     pub fn poll_trailers(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<HeaderMap>, h2::Error>> {
         let inbox = &mut *self.inbox.borrow_mut();
         if let Some(trailers) = inbox.trailers.take() {
             return Poll::Ready(Ok(Some(trailers)));
         }
-        // The waker is registered as for data: the sweep polls with this waker too, and h2 keeps one waker at a time.
+        // h2 is polled with the waker of `account`, as for data, because h2 stores one waker and the sweep uses that
+        // one.
         inbox.account.notice.reader.register(cx.waker());
         let polled = inbox.recv.poll_trailers(&mut Context::from_waker(&inbox.account.waker));
         match ready!(polled) {
@@ -255,7 +259,7 @@ impl Receiver {
         }
     }
 
-    /// True if nothing is left to read.
+    /// True if no data and no trailers are left to read.
     pub fn is_end_stream(&self) -> bool {
         let inbox = self.inbox.borrow();
         !inbox.account.holds() && inbox.failed.is_none() && inbox.trailers.is_none() && inbox.recv.is_end_stream()

@@ -1,8 +1,8 @@
 //! The sending half of an HTTP/2 stream, and the frames that wait for the socket of its connection.
 //!
-//! In: chunks. Out: DATA frames within the windows, so that frames given to h2 wait only for the socket. Those are
-//! bounded too, because a client may open its windows and read nothing: a limit of bytes for the connection, over all
-//! its streams, and a limit of small frames for a stream.
+//! In: chunks. Out: DATA frames within the flow-control windows, so that frames in h2 wait only for the socket. These
+//! frames are bounded too, because a client may open its windows and read nothing from the socket. One limit is on the
+//! bytes of all streams of the connection, another on the small frames of each stream.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,21 +15,23 @@ use http::HeaderMap;
 
 use super::SMALL;
 
-/// The limit of a stream's small frames that the socket has not taken.
+/// The maximum number of a stream's small frames that were not written to the socket.
 const MAX_SMALL_FRAMES: usize = 64;
-/// The limit of a connection's bytes that the socket has not taken.
+/// The number of a connection's bytes, not yet written to the socket, from which on its streams wait.
 const MAX_UNSENT_BYTES: usize = 4 << 20;
-/// The last frame of a stream counts only if it is longer: most responses are one short frame.
+/// The length in bytes up to which the last frame of a stream is not counted. Most responses are one short frame, and
+/// counting costs an allocation.
 const UNCOUNTED_LAST_FRAME_BYTES: usize = 4 << 10;
 
-/// The frames that wait for the socket of one connection. Atomics, although only one worker uses it: h2 requires
-/// buffers that are `Send`.
+/// The frames that wait for the socket of one connection. The counts are atomic although one worker uses them, because
+/// h2 requires buffers that are `Send`.
 #[derive(Clone, Default)]
 pub struct Backlog(Arc<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     bytes: AtomicUsize,
+    /// The streams that wait until `bytes` is below its limit.
     streams: Mutex<Vec<Arc<Tally>>>,
     has_streams: AtomicBool,
 }
@@ -62,15 +64,16 @@ impl Waiting {
     }
 }
 
-/// The part of one stream.
+/// The small frames of one stream that wait for the socket.
 #[derive(Default)]
 struct Tally {
     small: AtomicUsize,
+    /// True if the stream is in `Waiting::streams`.
     is_queued: AtomicBool,
     waker: AtomicWaker,
 }
 
-/// A frame that counts until h2 drops it: after it was written, or when its stream ends.
+/// The payload of a frame. It is counted until h2 drops it, after the frame was written or when its stream ends.
 struct Counted {
     chunk: Bytes,
     connection: Arc<Waiting>,
@@ -103,22 +106,21 @@ impl Drop for Sender {
     }
 }
 
-/// The sending half of a stream.
+/// The sending half of an HTTP/2 stream.
 pub struct Sender {
     stream: SendStream<Bytes>,
     connection: Arc<Waiting>,
-    /// `None` before the first counted frame or the first wait.
+    /// The stream's small frames; `None` until a frame was counted or had to wait.
     tally: Option<Arc<Tally>>,
 }
 
 impl Sender {
-    /// Creates the sending half. `backlog` counts the frames that wait on the stream's connection.
+    /// Wraps the sending half of h2. `backlog` counts the frames that wait for the socket of the stream's connection.
     pub fn new(stream: SendStream<Bytes>, backlog: &Backlog) -> Self {
         Self { stream, connection: backlog.0.clone(), tally: None }
     }
 
-    /// Ready when something may be sent: the windows have room for at least one byte, and the backlog is below its
-    /// limits.
+    /// Ready when a frame may be sent: the windows permit at least one byte, and the backlog is below its limits.
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         self.poll_window(cx, 1)
     }
@@ -135,7 +137,7 @@ impl Sender {
         self.poll_backlog(cx).map(Ok)
     }
 
-    /// Ready when the socket has taken enough of the backlog.
+    /// Ready when the frames that wait for the socket are below their limits.
     pub fn poll_backlog(&mut self, cx: &Context<'_>) -> Poll<()> {
         let has_many = |tally: &Arc<Tally>| tally.small.load(Ordering::Acquire) >= MAX_SMALL_FRAMES;
         if !self.connection.is_full() && !self.tally.as_ref().is_some_and(has_many) {
@@ -154,8 +156,8 @@ impl Sender {
         self.stream.poll_reset(cx).map(|reset| reset.map_or_else(|error| error, Into::into))
     }
 
-    /// The reason why a stream takes no more bytes. After a reset by the peer, h2 itself reports only that the stream
-    /// has ended.
+    /// Returns the reason why the stream accepts no more bytes: the peer's reset, otherwise `error`. After a reset, h2
+    /// itself reports only that the stream has ended.
     pub fn why(&mut self, cx: &mut Context<'_>, error: h2::Error) -> h2::Error {
         match self.poll_reset(cx) {
             Poll::Ready(reset) => reset,
@@ -163,8 +165,8 @@ impl Sender {
         }
     }
 
-    /// Sends as much of a chunk as the windows take; with `ends`, END_STREAM follows the last byte. Ready when nothing
-    /// of it is left.
+    /// Sends as much of a chunk as the windows permit, and removes it from the chunk. With `ends`, the last frame has
+    /// END_STREAM. Ready when the chunk is empty.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes, ends: bool) -> Poll<Result<(), h2::Error>> {
         self.poll_send_parts(cx, chunk, ends).map_err(|error| self.why(cx, error))
     }
@@ -178,13 +180,13 @@ impl Sender {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends a chunk regardless of the windows; with `ends`, END_STREAM follows.
+    /// Queues a chunk regardless of the windows. With `ends`, its frame has END_STREAM.
     ///
     /// # Errors
     /// The stream has ended.
     pub fn send(&mut self, chunk: Bytes, ends: bool) -> Result<(), h2::Error> {
         if chunk.is_empty() && !ends {
-            // Peers count empty frames, and close the connection after a hundred.
+            // Some peers count empty frames, and close the connection after a hundred of them.
             return Ok(());
         }
         let is_counted = !ends || chunk.len() > UNCOUNTED_LAST_FRAME_BYTES;

@@ -1,9 +1,10 @@
 //! The bytes that were received on an HTTP/3 stream and not yet read.
 //!
-//! In: the half of quinn. Out: its bytes. Bytes that remain unread for a tick are taken out of quinn, up to a quarter
-//! of the stream's window. The connection's window opens by as much. Small chunks are coalesced, because each keeps its
-//! whole packet alive. quinn does not report its unread bytes, so beyond that quarter a whole window is counted. The
-//! connection's window is widened by it, so that its other streams keep flowing. Never: frames.
+//! In: the receiving half of quinn. Out: its bytes. Bytes that remain unread for a tick are moved out of quinn, up to a
+//! quarter of the stream's window, which opens the connection's window by their length. Small chunks are coalesced,
+//! because each keeps its whole packet alive. quinn does not report how many bytes are unread. So if the quarter is
+//! used up, a whole stream window is counted as unread, and the connection's window is enlarged by it. Then the other
+//! streams of the connection keep flowing. Never: the parsing of frames.
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,17 +21,18 @@ use crate::runtime::receive_budget::{Account, SweptInbox, Unread};
 use crate::runtime::session::SessionEntry;
 use crate::stream::h2::GATHER;
 
-/// The size of one read from quinn.
+/// The maximum size of one read from quinn, in bytes.
 const READ: usize = 64 << 10;
-/// The fraction of a stream's window that may leave quinn unread: one in this many.
+/// The divisor of a stream's window that gives the number of unread bytes which may be moved out of quinn.
 const PART: u64 = 4;
 
 struct Inbox {
     recv: RecvStream,
     account: Account,
-    /// The state of quinn after the held bytes: `Ok` is the end of the stream.
+    /// The end (`Ok`) or the failure of the stream, which follows the bytes in `account`. `None` while the stream is
+    /// open.
     over: Option<Result<(), ReadError>>,
-    /// The bytes by which the connection's window is wider for this stream.
+    /// The number of bytes by which this stream enlarges the connection's window.
     widened: u64,
     link: Rc<Link>,
 }
@@ -41,7 +43,7 @@ impl Inbox {
             return Poll::Ready(over.clone().map(|()| None));
         }
         self.account.notice.set_idle(true);
-        // The future is created for each poll. It holds no data, and a wake polls a new one.
+        // The future may be created for each poll, because it contains no received data and quinn stores the waker.
         let read = ready!(pin!(self.recv.read_chunk(READ, true)).poll(&mut Context::from_waker(&self.account.waker)));
         let chunk = read.map(|chunk| chunk.map(|chunk| chunk.bytes));
         match &chunk {
@@ -60,7 +62,7 @@ impl Inbox {
         self.over.is_none() && self.account.held_bytes() >= self.most_held()
     }
 
-    /// The unread bytes held here, plus an upper bound of those in quinn.
+    /// Returns the number of unread bytes in `account`, plus an upper bound of those in quinn.
     fn lies(&self) -> u64 {
         self.account.held_bytes() + if self.is_full() { self.link.stream_window() } else { 0 }
     }
@@ -109,7 +111,7 @@ impl Unread for Inbox {
         let is_stuck = self.account.stalled > 0 && self.is_full();
         self.widen(if is_stuck { self.link.stream_window() } else { 0 });
         if self.account.holds() || self.over.is_some() {
-            // A reader that was woken may find quinn empty: the bytes are held here now.
+            // A reader that quinn has woken may find quinn empty, because the bytes were moved to `account`.
             self.account.notice.reader.wake();
         }
     }
@@ -125,7 +127,7 @@ impl Drop for Inbox {
     }
 }
 
-/// The bytes of a stream, in order.
+/// Reads the bytes of a stream, in order.
 pub(super) struct StreamReader {
     inbox: SweptInbox<Inbox>,
 }
@@ -136,8 +138,8 @@ impl StreamReader {
         Self { inbox: SweptInbox::new(worker, inbox) }
     }
 
-    /// Binds it to a session, which ends if too many bytes remain unread. `kept` is the number of bytes that were read
-    /// and are still held.
+    /// Charges the unread bytes to a session. The session may end if `limits.receive-buffer` is exceeded. `kept` is the
+    /// number of bytes that the caller has read and still stores; the session is charged for these too.
     pub(super) fn bind(&self, session: &Rc<SessionEntry>, kept: usize) {
         self.inbox.bind(session);
         session.hold(&self.inbox.worker, kept as u64);
@@ -151,7 +153,7 @@ impl StreamReader {
         self.inbox.borrow().recv.is_0rtt()
     }
 
-    /// The next chunk; `None` is the end.
+    /// Returns the next chunk, or `None` at the end of the stream.
     pub(super) fn poll_read(&mut self, cx: &Context<'_>) -> Poll<Result<Option<Bytes>, ReadError>> {
         let inbox = &mut *self.inbox.borrow_mut();
         let chunk = match inbox.account.take_held() {
@@ -167,7 +169,7 @@ impl StreamReader {
         Poll::Ready(Ok(chunk))
     }
 
-    /// Tells the peer that the rest is not wanted.
+    /// Discards all unread bytes, and asks the peer to stop sending (STOP_SENDING).
     pub(super) fn stop(&mut self, code: Code) {
         self.inbox.borrow_mut().drop_all(code);
     }

@@ -1,7 +1,7 @@
 //! The sending half of an HTTP/3 stream.
 //!
-//! In: heads, chunks, trailers. Out: frames, within the peer's windows. Dropping it before its end resets the stream;
-//! quinn alone would end it cleanly.
+//! In: heads, chunks, trailers. Out: frames, within the peer's flow-control windows. Dropping the half before its end
+//! resets the stream, whereas quinn by itself would end it cleanly.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -22,19 +22,22 @@ use crate::stream_error::{Reset, StreamError};
 
 type Stopped = Pin<Box<dyn Future<Output = Result<Option<quic::VarInt>, quic::StoppedError>>>>;
 
-/// The sending half.
+/// The sending half of an HTTP/3 stream.
 pub struct Sender {
     send: quic::SendStream,
     link: Rc<Link>,
-    /// Chunks that are sent first: heads, and chunks that were sent regardless of the windows.
+    /// Encoded bytes that are sent before any further chunk: frame headers, heads, and chunks that were queued
+    /// regardless of the windows.
     queue: VecDeque<Bytes>,
-    /// The unsent rest of the current DATA frame.
+    /// The number of unsent bytes of the current DATA frame.
     missing: usize,
-    /// The stream ends after the queue.
+    /// True if the stream ends after the queue.
     ends: bool,
+    /// True once the stream was ended or reset.
     has_finished: bool,
+    /// True once the stream was ended cleanly.
     ended_in_order: Rc<Cell<bool>>,
-    /// Ready when the peer stops reading.
+    /// Completes when the peer stops reading, or has received the whole stream.
     stopped: Option<Stopped>,
 }
 
@@ -49,12 +52,13 @@ impl Sender {
         &self.link
     }
 
-    /// The stream ID.
+    /// Returns the stream ID.
     pub fn id(&self) -> u64 {
         self.send.id().into()
     }
 
-    /// Ready when the peer has received everything. Called once the stream has ended; a reset stream is ready at once.
+    /// Waits until the peer has acknowledged the whole stream, or stops reading. Called after the end of the stream.
+    /// Returns at once if the stream was reset.
     pub fn delivered(&self) -> impl Future<Output = ()> + use<> {
         let (stopped, in_order) = (self.send.stopped(), self.ended_in_order.clone());
         async move {
@@ -64,10 +68,10 @@ impl Sender {
         }
     }
 
-    /// Queues a head.
+    /// Queues a head. With `ends`, the stream ends after it.
     ///
     /// # Errors
-    /// The head exceeds the peer's limit: nothing of it is sent.
+    /// The head exceeds the peer's limit. Nothing of it is sent.
     pub fn send_head(&mut self, head: Encoded, ends: bool) -> Result<(), Oversize> {
         let most = self.link.settings().and_then(|settings| settings.max_field_section);
         self.push_frame(h3::HEADERS, head.within(most)?);
@@ -84,7 +88,7 @@ impl Sender {
         }
     }
 
-    /// Ready when the queue is empty, so that something may be sent.
+    /// Sends the queue. Ready when it is empty, so that a chunk may be sent.
     pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         while !self.queue.is_empty() {
             let chunks = self.queue.make_contiguous();
@@ -95,7 +99,7 @@ impl Sender {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready when the queue is empty; then also ends the stream if its end is queued.
+    /// Sends the queue, and ends the stream if its end is queued. Ready when the queue is empty.
     pub fn poll_settled(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), StreamError>> {
         ready!(self.poll_room(cx))?;
         if self.ends && !std::mem::replace(&mut self.has_finished, true) {
@@ -105,8 +109,8 @@ impl Sender {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends as much of a chunk as the peer takes; the caller passes the rest again. With `ends`, the stream ends after
-    /// it.
+    /// Sends as much of a chunk as the peer's windows permit, and removes it from the chunk. The caller passes the rest
+    /// again. With `ends`, the stream ends after the chunk. Ready when the chunk is empty.
     pub fn poll_send(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes, ends: bool) -> Poll<Result<(), StreamError>> {
         if self.missing == 0 && !chunk.is_empty() {
             let mut head = BytesMut::with_capacity(h3::MAX_FRAME_HEADER);
@@ -127,7 +131,7 @@ impl Sender {
         self.poll_settled(cx)
     }
 
-    /// Queues a chunk regardless of the windows.
+    /// Queues a chunk regardless of the windows. With `ends`, the stream ends after it.
     pub fn send(&mut self, chunk: Bytes, ends: bool) {
         if !chunk.is_empty() {
             self.push_frame(h3::DATA, chunk);
@@ -138,13 +142,13 @@ impl Sender {
     /// Ends the stream with trailers.
     ///
     /// # Errors
-    /// The trailers exceed the peer's limit. The stream does not end then, so that no reader takes the message for
-    /// complete.
+    /// The trailers exceed the peer's limit. The stream then does not end, so that the peer does not accept the message
+    /// as complete.
     pub fn send_trailers(&mut self, trailers: &HeaderMap) -> Result<(), Oversize> {
         self.send_head(fields::put_trailers(trailers), true)
     }
 
-    /// Ready when the peer stops reading.
+    /// Ready when the peer stops reading before the stream has ended (STOP_SENDING), or the connection fails.
     pub fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<StreamError> {
         if self.has_finished {
             return Poll::Pending;
@@ -153,18 +157,18 @@ impl Sender {
         let stopped = self.stopped.get_or_insert_with(|| Box::pin(send.stopped()));
         match ready!(stopped.as_mut().poll(cx)) {
             Ok(Some(code)) => Poll::Ready(StreamError::of_code(code.into_inner())),
-            // The peer received everything, so nothing is left to reset.
+            // The peer has received the whole stream, so it cannot stop it any more.
             Ok(None) => Poll::Pending,
             Err(error) => Poll::Ready(StreamError::of_connection(error.to_string())),
         }
     }
 
-    /// Resets the stream.
+    /// Resets the stream with the error code for this reason.
     pub fn reset(&mut self, reset: Reset) {
         self.reset_with(reset.h3());
     }
 
-    /// Resets the stream with this code.
+    /// Resets the stream with this error code.
     pub fn reset_with(&mut self, code: Code) {
         self.has_finished = true;
         self.ended_in_order.set(false);

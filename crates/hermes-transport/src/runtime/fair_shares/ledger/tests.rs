@@ -1,4 +1,4 @@
-//! The ledger: which owner may have one more entry, and which owner yields.
+//! Tests of the ledger: which owner may have one more entry, and which owner loses entries.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,7 +67,7 @@ fn a_part_is_for_peers_and_nothing_of_theirs_goes_to_strangers() {
     for entries in 1..=10 {
         assert_eq!(ledger.take(&peer("a"), 80, 10), Verdict::Taken, "{entries}");
     }
-    // Beyond the reserve it shares the rest with the stranger.
+    // Beyond the reserve, the peer shares the table with the stranger.
     for _ in 0..200 {
         ledger.take(&peer("a"), 80, 10);
         settle(&mut ledger, &stranger(1));
