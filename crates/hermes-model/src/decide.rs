@@ -186,13 +186,17 @@ fn is_open_proxy(route: &Route, facts: &Facts, snapshot: &Snapshot) -> bool {
         && !has_fixed_target(facts, snapshot)
 }
 
-/// True if the listener's document names the target, so that its clients cannot choose one.
+/// True if the listener's document names the target, so that its clients cannot choose one. Nor does a client whose
+/// connection was intercepted: its packets went to that target anyway.
 fn has_fixed_target(facts: &Facts, snapshot: &Snapshot) -> bool {
     let listener = snapshot.listeners.iter().find(|listener| listener.name == facts.listener);
     listener.is_some_and(|listener| {
         matches!(
             listener.protocol,
-            ListenerProtocol::Tcp { .. } | ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_)
+            ListenerProtocol::Tcp { .. }
+                | ListenerProtocol::Udp { .. }
+                | ListenerProtocol::Ip(_)
+                | ListenerProtocol::Transparent(_)
         )
     })
 }

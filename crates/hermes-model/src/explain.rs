@@ -221,8 +221,8 @@ impl Explanation {
 /// Checks the host that the request names. `None` if the document names the target or the reach is unlimited. The error
 /// is the reason why the host is out of reach.
 fn check_reach(route: &Route, facts: &Facts, own: &dyn Fn(IpAddr) -> bool) -> Result<Option<String>, String> {
-    let Action::Terminate(Terminate { target: Target::Authority, reach, .. }) = &route.action else { return Ok(None) };
-    if *reach == DialScope::Any {
+    let Action::Terminate(Terminate { target, reach, .. }) = &route.action else { return Ok(None) };
+    if matches!(target, Target::Fixed(_)) || *reach == DialScope::Any {
         return Ok(None);
     }
     let host = facts.authority.host();
@@ -302,6 +302,10 @@ fn action(route: &Route) -> String {
         }
         Action::Terminate(terminate) => match &terminate.target {
             Target::Authority => format!("open {} to the target of the request", terminate.kind),
+            Target::Original => {
+                let source = if terminate.from_client { ", with the client's address" } else { "" };
+                format!("open {} to the address that the client dialled{source}", terminate.kind)
+            }
             Target::Fixed(target) => format!("open {} to {target}", terminate.kind),
         },
         Action::Device(gateway) => {

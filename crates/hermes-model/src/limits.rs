@@ -242,6 +242,9 @@ limits! {
     tunnels / "tunnels": usize as usize; 20_000, 1, 10_000_000;
     /// Flows of one `udp` or `socks5` listener.
     udp_flows / "udp-flows": usize as usize; 4096, 1, 10_000_000;
+    /// SYNs that one `transparent` listener holds until their far connection stands. Others pass, and their connections
+    /// are not split.
+    held_syns / "held-syns": usize as usize; 4096, 1, 1_000_000;
     /// Queries of one `dns` listener that await an upstream resolver.
     dns_questions / "dns-questions": usize as usize; 1024, 1, 1_000_000;
     /// Names with a virtual address of a `dns` listener; the least recently used is evicted first.

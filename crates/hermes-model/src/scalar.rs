@@ -256,6 +256,31 @@ impl fmt::Display for DeviceName {
     }
 }
 
+/// The name of a congestion control algorithm of the kernel (`TCP_CONGESTION`).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CongestionControl(pub Arc<str>);
+text_scalar!(CongestionControl, "the name of a congestion control such as bbr or cubic");
+
+impl FromStr for CongestionControl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_fit = (1..=15).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_');
+        if is_fit {
+            Ok(CongestionControl(Arc::from(text)))
+        } else {
+            Err(format!("invalid congestion control {text:?}; use a name such as bbr or cubic"))
+        }
+    }
+}
+
+impl fmt::Display for CongestionControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// A host (name or address, no brackets) and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostPort {

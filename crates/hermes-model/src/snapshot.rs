@@ -21,8 +21,8 @@ use crate::limits::Limits;
 pub use crate::scalar::HostPort;
 pub use index::RouteIndex;
 pub use listener::{
-    Capture, CarryNames, ClientAuth, Dns, IpListener, Listener, ListenerProtocol, ListenerTls, Peer, PortKind, Tun,
-    VirtualIpPools,
+    Capture, CarryNames, ClientAuth, Dns, IpListener, Listener, ListenerProtocol, ListenerTls, Peer, PortKind,
+    Transparent, Tun, VirtualIpPools,
 };
 pub use policy::{Cache, Custody, Durable, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
 pub use route::{Action, Gateway, Redirect, Respond, Route, Target, Terminate, TerminateKind};

@@ -15,6 +15,8 @@ pub mod io;
 pub mod keyed_hash;
 pub mod lock;
 mod netlink;
+pub mod nfqueue;
+mod nftables;
 pub mod outage;
 pub mod privilege;
 pub mod quic;
@@ -23,6 +25,7 @@ pub mod reuseport;
 pub mod socket_mark;
 pub mod tcp;
 pub mod tls;
+pub mod transparent;
 pub mod tun;
 pub mod udp;
 

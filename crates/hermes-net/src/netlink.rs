@@ -3,7 +3,10 @@
 //! In: one message, or the groups of notifications to receive. Out: the kernel's answer, a list, or notifications. Uses
 //! the network namespace of the calling thread. Never: a run of another program.
 
+pub(crate) mod attribute;
+
 use std::io;
+use std::os::fd::{AsFd, FromRawFd, IntoRawFd};
 use std::time::Duration;
 
 use netlink_packet_core::{
@@ -11,6 +14,7 @@ use netlink_packet_core::{
     NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::route::RouteProtocol;
 use netlink_sys::{
     Socket, SocketAddr,
     protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
@@ -43,6 +47,11 @@ const DELETE_KINDS: [u8; 3] = [2, 5, 8];
 const TABLE_NAME: u16 = 1;
 /// Bytes before the attributes of an nftables message: the netlink header and `struct nfgenmsg`.
 const NETFILTER_HEADER: usize = HEADER + 4;
+
+/// The protocol number of our routes and rules: ASCII "H", which iproute2 shows as `proto 72`. No other program uses
+/// it.
+pub(crate) const PROTOCOL: RouteProtocol = RouteProtocol::Other(PROTOCOL_NUMBER);
+pub(crate) const PROTOCOL_NUMBER: u8 = 72;
 
 /// A change of an nftables table of the `inet` family, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -243,7 +252,7 @@ fn table_change(message: &[u8]) -> Option<TableChange> {
 }
 
 /// Returns the first netlink message and the bytes after it. `None` if no complete message is left.
-fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(crate) fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
     if length < HEADER || length > messages.len() {
         return None;
@@ -251,6 +260,17 @@ fn split_first(messages: &[u8]) -> Option<(&[u8], &[u8])> {
     let (message, rest) = messages.split_at(length);
     // Each message begins at an offset that is a multiple of four.
     Some((message, rest.get(length.next_multiple_of(4) - length..).unwrap_or_default()))
+}
+
+/// Duplicates a netlink socket.
+///
+/// # Errors
+/// No file descriptor is left.
+#[allow(unsafe_code)] // The crate's socket has no safe constructor from a descriptor.
+pub(crate) fn duplicate(socket: &Socket) -> io::Result<Socket> {
+    let fd = socket.as_fd().try_clone_to_owned()?;
+    // SAFETY: the descriptor is open, and the new socket becomes its only owner.
+    Ok(unsafe { Socket::from_raw_fd(fd.into_raw_fd()) })
 }
 
 #[cfg(test)]

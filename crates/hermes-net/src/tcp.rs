@@ -3,13 +3,14 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::TcpStream;
 
 /// Maximum number of connections that the kernel queues until they are accepted. Also limited by `somaxconn`.
-const BACKLOG: i32 = 4096;
+pub(crate) const BACKLOG: i32 = 4096;
 /// Idle time before the first keep-alive probe. With the kernel's default of nine probes, a dead peer is detected after
 /// about three minutes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
@@ -72,6 +73,20 @@ pub fn reset_on_close(stream: &TcpStream) {
 /// Closes a connection whose peer accepts no data for this long, although it acknowledges probes (TCP_USER_TIMEOUT).
 pub fn bound_unread(stream: &TcpStream, within: Duration) {
     let _ = SockRef::from(stream).set_tcp_user_timeout(Some(within));
+}
+
+/// Sets the congestion control of a connection; `None` leaves the kernel's default. An algorithm that the kernel does not
+/// have, or allows only with CAP_NET_ADMIN, is reported once, and the default remains.
+pub fn set_congestion(stream: &TcpStream, name: Option<&str>) {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    let Some(name) = name else { return };
+    if let Err(error) = SockRef::from(stream).set_tcp_congestion(name.as_bytes())
+        && error.raw_os_error() != Some(libc::EINVAL)
+        && !REPORTED.swap(true, Ordering::Relaxed)
+    {
+        tracing::warn!(congestion = name, %error, "the kernel refuses the congestion control; see \
+            net.ipv4.tcp_available_congestion_control");
+    }
 }
 
 /// linux/tcp.h, from Linux 6.15 on.

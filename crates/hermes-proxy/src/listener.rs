@@ -17,6 +17,7 @@ pub(crate) mod reverse_dialer;
 mod socks5;
 mod stream_limits;
 pub(crate) mod tcp;
+mod transparent;
 pub(crate) mod tun;
 pub(crate) mod udp;
 
@@ -31,6 +32,7 @@ use hermes_model::facts::Trust;
 use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_net::quic::Group;
 use hermes_net::tls::RustlsServerConfig;
+use hermes_net::transparent::Interception;
 use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol::{self, Parsed};
 use tokio::io::AsyncReadExt;
@@ -68,6 +70,8 @@ pub(crate) enum BoundSocket {
     /// A socket group and the slot of this worker in it.
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
+    /// An interception and the slot of this worker in it.
+    Transparent(Arc<Interception>, usize),
 }
 
 /// The transport of a listening socket. Some listeners have two.
@@ -79,6 +83,8 @@ pub(crate) enum Transport {
     Quic,
     /// DNS queries over UDP.
     Dns,
+    /// Intercepted connections.
+    Transparent,
 }
 
 impl Transport {
@@ -90,6 +96,7 @@ impl Transport {
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
             ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[Transport::Udp],
+            ListenerProtocol::Transparent(_) => &[Transport::Transparent],
             ListenerProtocol::Tun(_) => &[],
         }
     }
@@ -102,6 +109,7 @@ impl BoundSocket {
             BoundSocket::Udp(_) => Transport::Udp,
             BoundSocket::Quic(..) => Transport::Quic,
             BoundSocket::Dns(_) => Transport::Dns,
+            BoundSocket::Transparent(..) => Transport::Transparent,
         }
     }
 }
@@ -148,6 +156,11 @@ impl Acceptor {
                     quic::accept_all(here, acceptor, known, ending).await;
                     ended.set(());
                 });
+            }
+            BoundSocket::Transparent(interception, slot) => {
+                let interceptor = transparent::open(worker, interception, slot)?;
+                let known = CurrentListener::new(worker, socket.name);
+                worker.spawn(transparent::accept_all(interceptor, known, ending, ended));
             }
             BoundSocket::Udp(bound) => {
                 bound.set_nonblocking(true)?;
@@ -222,14 +235,7 @@ async fn accept_all(
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((tcp, source)) => begin(&worker, &mut known, tcp, source),
-                Err(error) if is_about_one_connection(&error) => {}
-                Err(error) => {
-                    worker.shared.metrics.limit("accept");
-                    if let Some(more) = worker.shared.unaccepted.happened(worker.now()) {
-                        tracing::error!(listener = %known.name, %error, more, "cannot accept connections; retrying");
-                    }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
+                Err(error) => pause_after(&worker, &known.name, &error).await,
             },
             _ = ending.wait() => {
                 // A handover drains the queue too: the other process may have no listener for this socket.
@@ -238,6 +244,18 @@ async fn accept_all(
             }
         }
     }
+}
+
+/// Reports a failed `accept`, and pauses if the next one would fail, too.
+async fn pause_after(worker: &Worker, listener: &str, error: &io::Error) {
+    if is_about_one_connection(error) {
+        return;
+    }
+    worker.shared.metrics.limit("accept");
+    if let Some(more) = worker.shared.unaccepted.happened(worker.now()) {
+        tracing::error!(%listener, %error, more, "cannot accept connections; retrying");
+    }
+    tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
 fn is_about_one_connection(error: &io::Error) -> bool {
@@ -274,9 +292,14 @@ fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, tcp: TcpStream, sourc
     if !is_there {
         guard.connection.start_drain(worker);
     }
-    let labels = ListenerLabels { listener: state.listener.name.clone() };
-    worker.shared.metrics.connections.get_or_create(&labels).inc();
+    count_connection(worker, &guard.connection);
+    hermes_net::tcp::set_congestion(&tcp, state.listener.congestion.as_deref());
     worker.spawn(serve(worker.clone(), guard, state.tls.clone(), tcp));
+}
+
+fn count_connection(worker: &Worker, connection: &Connection) {
+    let labels = ListenerLabels { listener: connection.listener.name.clone() };
+    worker.shared.metrics.connections.get_or_create(&labels).inc();
 }
 
 async fn serve(worker: Rc<Worker>, guard: ConnectionGuard, tls: Option<Arc<RustlsServerConfig>>, tcp: TcpStream) {
@@ -325,6 +348,10 @@ async fn serve_connection(
         ListenerProtocol::Tcp { authority } => {
             connection.set_stage(worker, Stage::Idle);
             Box::pin(tcp::serve(worker, connection, authority, ready)).await;
+        }
+        ListenerProtocol::Transparent(_) => {
+            connection.set_stage(worker, Stage::Idle);
+            Box::pin(transparent::serve(worker, connection, ready)).await;
         }
         ListenerProtocol::Socks5 => {
             connection.set_stage(worker, Stage::Head);

@@ -174,6 +174,9 @@ pub(crate) fn from_head<'a>(
     };
     // The hop-by-hop fields go first: a client's `Connection` header must not remove fields that this node sets.
     headers::strip_hop_by_hop(&mut parts.headers);
+    if !origin.trust.is_believed() {
+        parts.headers.remove(headers::SOURCE);
+    }
     let mut claimed = 0;
     if !origin.trust.is_proxy() {
         // The connection decides, not the scheme that the client names. A node may report that its own client used no

@@ -40,6 +40,8 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+/// The address and port of the client of an intercepted connection, with which the last node may connect.
+pub const SOURCE: HeaderName = HeaderName::from_static("hermes-source");
 /// The prefix of the fields `X-Forwarded-*`, in which proxies describe the client's request.
 const X_FORWARDED: &str = "x-forwarded-";
 /// The field of a request that arrived as TLS early data (RFC 8470, section 5.1).

@@ -72,7 +72,7 @@ impl Service {
         let ports: BTreeSet<u16> = targets
             .filter_map(|target| match target {
                 Target::Fixed(target) => Some(target.port),
-                Target::Authority => None,
+                Target::Authority | Target::Original => None,
             })
             .collect();
         let without: Vec<_> = all.iter().filter(|one| one.port == PortPattern::Default).cloned().collect();

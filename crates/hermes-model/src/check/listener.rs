@@ -13,9 +13,13 @@ use crate::authority::Authority;
 use crate::document::keyword::Protocol;
 use crate::document::listener as section;
 use crate::scalar::{OneOrMany, Prefix};
-use crate::snapshot::{Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Tun};
+use crate::snapshot::{Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Transparent, Tun};
 use crate::spiffe::is_user_name;
 use crate::trust::HERMES_USER;
+
+/// The most pairs of prefix and port that a `transparent` listener intercepts. The kernel compares each SYN with them in
+/// turn.
+const MAX_INTERCEPTION_RULES: usize = 256;
 
 /// Builds a listener; `None` if an essential part is missing.
 pub(super) fn build(
@@ -45,7 +49,8 @@ pub(super) fn build(
         report.warning(format!("{at}.trust"), message);
     }
     let protocol = protocol(section, at, report);
-    let binds = section.protocol != Protocol::Tun && section.dial.is_none();
+    let has_port = !matches!(section.protocol, Protocol::Tun | Protocol::Transparent);
+    let binds = has_port && section.dial.is_none();
     if binds && section.bind.is_none() {
         report.problem(format!("{at}.bind"), "missing address; add bind: ADDRESS:PORT, such as 127.0.0.1:8080");
         return None;
@@ -63,6 +68,7 @@ pub(super) fn build(
         http2: section.http2.unwrap_or(true),
         http3: section.http3,
         early_data: section.early_data,
+        congestion: section.congestion.as_ref().map(|name| name.0.clone()),
     })
 }
 
@@ -86,10 +92,14 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp);
     only("authority", section.authority.is_some(), named, "protocol tcp or udp");
     let tun = section.protocol == Protocol::Tun;
-    only("bind", section.bind.is_some(), !tun, "a protocol with a port");
+    let transparent = section.protocol == Protocol::Transparent;
+    only("bind", section.bind.is_some(), !tun && !transparent, "a protocol with a port");
     only("device", section.device.is_some(), tun, "protocol tun");
     only("address", !section.address.is_empty(), tun, "protocol tun");
-    only("capture", !section.capture.is_empty(), tun, "protocol tun");
+    only("capture", !section.capture.is_empty(), tun || transparent, "protocol tun or transparent");
+    only("ports", !section.ports.is_empty(), transparent, "protocol transparent");
+    only("hold-syn", section.hold_syn.is_some(), transparent, "protocol transparent");
+    only("udp", section.udp, transparent, "protocol transparent");
     only("carry-names", section.carry_names != CarryNames::Packets, tun, "protocol tun");
     let dns = section.protocol == Protocol::Dns;
     only("names", !section.names.is_empty(), dns, "protocol dns");
@@ -101,6 +111,7 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("peers", !section.peers.is_empty(), ip, "protocol ip");
     only("set-headers", !section.set_headers.is_empty(), !dns, "a protocol with sessions");
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
+    only("congestion", section.congestion.is_some(), stream || transparent, "a protocol over TCP");
     only("tls", section.tls.is_some(), stream, "protocol http, tcp or socks5");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "protocol http, tcp or socks5");
     if section.dial.is_some() {
@@ -130,6 +141,7 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
         Protocol::Socks5 => return Some(ListenerProtocol::Socks5),
         Protocol::Dns => return dns::build(section, at, report).map(ListenerProtocol::Dns),
         Protocol::Ip => return ip_listener::build(section, at, report).map(ListenerProtocol::Ip),
+        Protocol::Transparent => return Some(ListenerProtocol::Transparent(transparent(section, at, report))),
         Protocol::Tcp | Protocol::Udp => {}
     }
     let at = format!("{at}.authority");
@@ -171,6 +183,37 @@ fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun
     }
     let device = section.device.as_ref()?.0.clone();
     Some(Tun { device, addresses, captures, carry_names: section.carry_names })
+}
+
+/// The connections that a `transparent` listener intercepts.
+fn transparent(section: &section::Listener, at: &str, report: &mut Report) -> Transparent {
+    if section.capture.is_empty() {
+        let message = "missing destinations to intercept; add capture: [PREFIX], such as 0.0.0.0/0";
+        report.problem(format!("{at}.capture"), message);
+    }
+    let mut captures: Vec<IpNet> = Vec::new();
+    for (index, capture) in section.capture.iter().enumerate() {
+        let path = format!("{at}.capture[{index}]");
+        if !capture.set_headers.is_empty() {
+            let message = "set-headers requires protocol tun; set the headers of the listener instead";
+            report.problem(format!("{path}.set-headers"), message);
+        }
+        let network = capture.network.0.trunc();
+        if captures.contains(&network) {
+            report.problem(&path, format!("duplicate capture {network}; keep one"));
+        }
+        captures.push(network);
+    }
+    let ports: Vec<u16> = section.ports.iter().copied().collect();
+    if ports.contains(&0) {
+        report.problem(format!("{at}.ports"), "invalid port 0; use 1 to 65535");
+    }
+    let rules = captures.len() * ports.len().max(1);
+    if rules > MAX_INTERCEPTION_RULES {
+        let message = format!("{rules} pairs of prefix and port; the maximum is {MAX_INTERCEPTION_RULES}");
+        report.problem(format!("{at}.capture"), message);
+    }
+    Transparent { captures, ports, hold_syn: section.hold_syn.unwrap_or(true), udp: section.udp }
 }
 
 /// The target of a tunnel, which always has a port (RFC 9110, 9.3.6).

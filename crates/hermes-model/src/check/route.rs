@@ -8,6 +8,7 @@ use super::context::{Names, unresolved};
 use super::report::Report;
 use super::{header, policy};
 use crate::dial_scope::DialScope;
+use crate::document::keyword::Source;
 use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
@@ -172,7 +173,7 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
         report.problem(at, message);
         return None;
     };
-    if section.reach.is_some() && **target != Target::Authority {
+    if section.reach.is_some() && matches!(target, Target::Fixed(_)) {
         let message = format!(
             "reach limits the targets that a request may name, but this destination is always {target}; remove it"
         );
@@ -182,13 +183,24 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
         let message = "proxy-protocol requires tcp; remove it";
         report.problem(format!("{at}.proxy-protocol"), message);
     }
+    if section.source.is_some() && *kind == TerminateKind::Http {
+        report.problem(format!("{at}.source"), "source requires tcp or udp; remove it");
+    }
+    if section.congestion.is_some() && *kind != TerminateKind::Tcp {
+        report.problem(format!("{at}.congestion"), "congestion requires tcp; remove it");
+    }
+    if **target == Target::Original && *kind == TerminateKind::Http {
+        report.problem(format!("{at}.http"), "original requires tcp or udp; use authority");
+    }
     let ca = section.tls.as_ref().and_then(|tls| tls.ca.as_ref());
     let terminate = Terminate {
         kind: *kind,
         target: (*target).clone(),
-        reach: section.reach.unwrap_or(DialScope::Public),
+        reach: section.reach.unwrap_or(default_reach(target)),
         guard: section.guard,
         proxy_protocol: section.proxy_protocol.is_some(),
+        from_client: section.source == Some(Source::Client),
+        congestion: section.congestion.as_ref().map(|name| name.0.clone()),
         origin_ca: names.context.optional_file(&format!("{at}.tls.ca"), ca, report),
     };
     if section.tls.is_some() && !terminate.speaks_tls() {
@@ -199,11 +211,19 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
     Some(Action::Terminate(terminate))
 }
 
+/// A client reaches the addresses of its own network by itself, so a node on the way may dial them, too. Addresses that
+/// packets do not reach through a router, such as loopback and link-local ones, stay forbidden.
+fn default_reach(target: &Target) -> DialScope {
+    if *target == Target::Original { DialScope::Private } else { DialScope::Public }
+}
+
 fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, report: &mut Report) -> Gateway {
     for (key, written) in [
         ("reach", section.reach.is_some()),
         ("guard", section.guard),
         ("proxy-protocol", section.proxy_protocol.is_some()),
+        ("source", section.source.is_some()),
+        ("congestion", section.congestion.is_some()),
         ("tls", section.tls.is_some()),
     ] {
         if written {

@@ -41,6 +41,7 @@ pub(super) fn build(
         proxy_protocol: section.proxy_protocol.is_some(),
         overlay: section.overlay,
         forward_proxy: section.forward_proxy,
+        congestion: section.congestion.as_ref().map(|name| name.0.clone()),
         contact_plan: section.contact_plan.map(|plan| build_contact(plan, &format!("{at}.contact-plan"), report)),
         endpoints,
         backup,
@@ -139,6 +140,8 @@ fn check_keys(section: &section::Upstream, at: &str, report: &mut Report) {
         section.overlay == Some(true) && tcp,
         "a tcp upstream gets no headers, so it cannot be a node; remove overlay",
     );
+    let quic = protocol == UpstreamProtocol::H3;
+    only("congestion", section.congestion.is_some() && quic, "congestion is that of TCP, not of QUIC; remove it");
     only("forward-proxy", section.forward_proxy && tcp, "a tcp upstream gets no requests; remove forward-proxy");
     only(
         "forward-proxy",

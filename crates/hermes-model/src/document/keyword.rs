@@ -138,6 +138,8 @@ pub enum Protocol {
     Dns,
     /// IP packets in UDP datagrams.
     Ip,
+    /// TCP connections to other hosts, intercepted on their way.
+    Transparent,
 }
 keywords!(
     Protocol,
@@ -150,10 +152,21 @@ keywords!(
         "socks5" = Protocol::Socks5,
         "dns" = Protocol::Dns,
         "ip" = Protocol::Ip,
+        "transparent" = Protocol::Transparent,
     ],
-    later ["transparent", "ndn"],
+    later ["ndn"],
     otherwise ["h3" = "use protocol: http with http3: true", "h2" = "use protocol: http, which includes HTTP/2"]
 );
+
+/// The source address of connections that a terminating route opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// An address of this node.
+    Node,
+    /// The address and port of the client.
+    Client,
+}
+keywords!(Source, "source", ["node" = Source::Node, "client" = Source::Client]);
 
 /// PROXY protocol version to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

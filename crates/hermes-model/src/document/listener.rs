@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::keyword::Protocol;
 use super::{Bind, is_default};
-use crate::scalar::{DeviceName, HostAddress, OneOrMany, Prefix};
+use crate::scalar::{CongestionControl, DeviceName, HostAddress, OneOrMany, Prefix};
 use crate::snapshot::{CarryNames, ClientAuth};
 
 /// A listener.
@@ -71,9 +71,21 @@ pub struct Listener {
     /// Whether AAAA queries get virtual addresses (`dns`). Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<bool>,
-    /// Captured prefixes; each is a session (`tun`).
+    /// Captured prefixes; each is a session (`tun`), or each of its connections (`transparent`).
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub capture: OneOrMany<Capture>,
+    /// Destination ports to intercept (`transparent`). Default: all.
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub ports: OneOrMany<u16>,
+    /// Whether a client's SYN is answered only when the far connection stands (`transparent`). Default true.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold_syn: Option<bool>,
+    /// Intercept UDP flows, too (`transparent`).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub udp: bool,
+    /// Congestion control of the connections that it accepts. Default: the kernel's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion: Option<CongestionControl>,
     /// Encoding of traffic to virtual addresses (`tun`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub carry_names: CarryNames,

@@ -9,13 +9,13 @@ use serde::de::{self, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
-use super::keyword::ProxyVersion;
+use super::keyword::{ProxyVersion, Source};
 use super::policy::{Cache, Custody, Resume, Retry, Rewrite, Timeout, UpstreamRateLimit};
 use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::rewrite::Template;
-use crate::scalar::{DeviceName, HostAddress, OneOrMany, Prefix, text_scalar};
+use crate::scalar::{CongestionControl, DeviceName, HostAddress, OneOrMany, Prefix, text_scalar};
 use crate::snapshot::{HostPort, OnChange, Target};
 
 /// A route.
@@ -238,6 +238,12 @@ pub struct Terminate {
     /// Begin with a PROXY protocol header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_protocol: Option<ProxyVersion>,
+    /// The source address of the connection (`tcp` and `udp`). Default: this node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// Congestion control of the connection (`tcp`). Default: the kernel's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion: Option<CongestionControl>,
     /// Verification of the origins of `https` requests (`http: authority`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<OriginTls>,
@@ -258,7 +264,8 @@ impl FromStr for Target {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "authority" => Ok(Target::Authority),
-            _ => text.parse::<HostPort>().map(Target::Fixed).map_err(|error| format!("{error}, or authority")),
+            "original" => Ok(Target::Original),
+            _ => text.parse::<HostPort>().map(Target::Fixed).map_err(|error| format!("{error}, authority or original")),
         }
     }
 }
@@ -267,11 +274,12 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Authority => f.write_str("authority"),
+            Target::Original => f.write_str("original"),
             Target::Fixed(target) => target.fmt(f),
         }
     }
 }
-text_scalar!(Target, "authority, or a host and port such as 127.0.0.1:7000");
+text_scalar!(Target, "authority, original, or a host and port such as 127.0.0.1:7000");
 
 /// `respond`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

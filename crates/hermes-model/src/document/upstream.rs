@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_default;
 use super::keyword::ProxyVersion;
-use crate::scalar::{HumanDuration, OneOrMany};
+use crate::scalar::{CongestionControl, HumanDuration, OneOrMany};
 use crate::snapshot::{HostPort, TunnelMethod, UpstreamProtocol};
 
 /// An upstream.
@@ -52,6 +52,9 @@ pub struct Upstream {
     /// The upstream is a forward proxy, which accepts requests for any origin.
     #[serde(default, skip_serializing_if = "is_default")]
     pub forward_proxy: bool,
+    /// Congestion control of TCP connections to the endpoints. Default: the kernel's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub congestion: Option<CongestionControl>,
     /// Contact plan of an intermittent link, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contact_plan: Option<Contact>,

@@ -38,6 +38,8 @@ pub struct Listener {
     pub http3: bool,
     /// Accept HTTP/3 requests in 0-RTT data, before the handshake completes.
     pub early_data: bool,
+    /// Congestion control of accepted TCP connections; `None` means the kernel's default.
+    pub congestion: Option<Arc<str>>,
 }
 
 /// Transport protocol of a port that a listener binds.
@@ -57,7 +59,7 @@ impl Listener {
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[PortKind::Tcp],
             ListenerProtocol::Dns(_) => &[PortKind::Tcp, PortKind::Udp],
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[PortKind::Udp],
-            ListenerProtocol::Tun(_) => &[],
+            ListenerProtocol::Tun(_) | ListenerProtocol::Transparent(_) => &[],
         }
     }
 
@@ -65,6 +67,7 @@ impl Listener {
     pub(crate) fn only_kind(&self) -> Option<Kind> {
         match &self.protocol {
             ListenerProtocol::Tcp { .. } => Some(Kind::Tcp),
+            ListenerProtocol::Transparent(transparent) => (!transparent.udp).then_some(Kind::Tcp),
             ListenerProtocol::Udp { .. } => Some(Kind::Udp),
             ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => None,
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => Some(Kind::Ip),
@@ -110,6 +113,8 @@ pub enum ListenerProtocol {
     Dns(Dns),
     /// IP packets in UDP datagrams: the packets of a peer become a CONNECT-IP session to the listener's prefix.
     Ip(IpListener),
+    /// Connections to other hosts, intercepted on their way: each becomes CONNECT to its destination address.
+    Transparent(Transparent),
 }
 
 impl ListenerProtocol {
@@ -123,8 +128,22 @@ impl ListenerProtocol {
             ListenerProtocol::Socks5 => "socks5",
             ListenerProtocol::Dns(_) => "dns",
             ListenerProtocol::Ip(_) => "ip",
+            ListenerProtocol::Transparent(_) => "transparent",
         }
     }
+}
+
+/// What a `transparent` listener intercepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transparent {
+    /// Destinations; not empty.
+    pub captures: Vec<IpNet>,
+    /// Destination ports; all if empty.
+    pub ports: Vec<u16>,
+    /// A client's SYN is answered only when the far connection stands.
+    pub hold_syn: bool,
+    /// Intercept UDP flows, too: each becomes CONNECT-UDP to its destination address.
+    pub udp: bool,
 }
 
 /// A device whose packets a listener captures.

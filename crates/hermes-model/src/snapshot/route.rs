@@ -90,7 +90,7 @@ impl Route {
     /// True if clients choose the destination outside the overlay. Open to everybody, the route is an open proxy.
     pub fn lets_client_choose_target(&self) -> bool {
         let is_named = match &self.action {
-            Action::Terminate(terminate) => terminate.target != Target::Authority,
+            Action::Terminate(terminate) => matches!(terminate.target, Target::Fixed(_)),
             Action::Device(gateway) => {
                 let networks = &self.matcher.networks;
                 gateway.dnat.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
@@ -122,13 +122,17 @@ pub struct Terminate {
     pub kind: TerminateKind,
     /// Destination.
     pub target: Target,
-    /// Address ranges that the request may name. Only for `Target::Authority`.
+    /// Address ranges that the request may name. Not for `Target::Fixed`.
     pub reach: DialScope,
     /// The target was not chosen by the node's operator: the node does not dial addresses that [`crate::ssrf_guard`]
     /// forbids.
     pub guard: bool,
     /// Begin with a PROXY protocol v2 header that carries the session's source address (`tcp` only).
     pub proxy_protocol: bool,
+    /// Connect with the address and port of the client (`tcp` and `udp`).
+    pub from_client: bool,
+    /// Congestion control of the connection; `None` means the kernel's default (`tcp` only).
+    pub congestion: Option<Arc<str>>,
     /// CA certificates to verify the origins of `https` requests; `None` means those of the system.
     pub origin_ca: Option<PathBuf>,
 }
@@ -190,6 +194,9 @@ impl fmt::Display for TerminateKind {
 pub enum Target {
     /// The authority of the request.
     Authority,
+    /// The address and port to which the client connected: the authority, which must be an IP address. No name is
+    /// resolved.
+    Original,
     /// A fixed destination; a name is resolved when it is dialled.
     Fixed(HostPort),
 }

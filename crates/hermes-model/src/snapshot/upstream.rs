@@ -38,6 +38,8 @@ pub struct Upstream {
     /// The upstream is a forward proxy: requests name their origin in absolute form, and may carry credentials for the
     /// proxy.
     pub forward_proxy: bool,
+    /// Congestion control of TCP connections to the endpoints; `None` means the kernel's default.
+    pub congestion: Option<Arc<str>>,
     /// Contact plan of an intermittent link; `None` means that the node detects when the link is up.
     pub contact_plan: Option<Contact>,
 }

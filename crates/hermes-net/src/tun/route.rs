@@ -9,22 +9,18 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage, AddressProtocol};
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteProtocol, RouteScope, RouteType,
-};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteScope, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::desired::{self, Setting};
 use crate::netlink;
+pub(super) use crate::netlink::PROTOCOL;
+use crate::netlink::PROTOCOL_NUMBER;
 
 /// The main routing table.
 pub(super) const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// The table number that selects all tables in a listing.
 pub(super) const ALL_TABLES: u32 = libc::RT_TABLE_UNSPEC as u32;
-/// The protocol number of our routes and rules: ASCII "H", which iproute2 shows as `proto 72`. No other program uses
-/// it.
-pub(super) const PROTOCOL: RouteProtocol = RouteProtocol::Other(PROTOCOL_NUMBER);
-const PROTOCOL_NUMBER: u8 = 72;
 
 /// Metric of pool routes, with the interface index in the low bits. It is larger than all usual metrics, so any other
 /// route wins. The index allows several devices to share a pool.

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use hermes_model::dial_scope::DialScope;
 use hermes_net::dial::{self, Addresses};
-use hermes_net::{Io, tls};
+use hermes_net::{Io, host, tcp, tls, transparent};
 use hermes_wire::proxy_protocol;
 use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 use crate::outbound::Outbound;
 use crate::upstream::ClientTls;
@@ -33,6 +34,10 @@ pub struct Destination<'a> {
     pub tls: Option<&'a ClientTls>,
     /// The source address in the PROXY header; `None` if no PROXY header is sent.
     pub proxy_source: Option<SocketAddr>,
+    /// The source address of the connection; `None` if it is this node's.
+    pub source: Option<SocketAddr>,
+    /// The congestion control of the connection; `None` if it is the kernel's default.
+    pub congestion: Option<&'a str>,
     /// True if further attempts start in parallel while the first SYN is unanswered. The retransmission of a lost SYN
     /// would take a second (RFC 6298, section 2).
     pub urgent: bool,
@@ -112,7 +117,12 @@ async fn connect_slowly(worker: &Outbound, to: &Destination<'_>) -> Result<Io, E
     if to.urgent {
         addresses = addresses.map(|found| found.repeat(CANDIDATES));
     }
-    let mut tcp = dial::connect_session(&addresses, to.port).await.map_err(fault)?;
+    let mut tcp = match to.source {
+        Some(source) => connect_from(&addresses, source, to.port).await,
+        None => dial::connect_session(&addresses, to.port).await,
+    }
+    .map_err(fault)?;
+    tcp::set_congestion(&tcp, to.congestion);
     if let Some(source) = to.proxy_source {
         let destination = tcp.peer_addr().map_err(fault)?;
         tcp.write_all(&proxy_protocol::encode(source, destination)).await.map_err(fault)?;
@@ -121,4 +131,14 @@ async fn connect_slowly(worker: &Outbound, to: &Destination<'_>) -> Result<Io, E
         Some(tls) => tls::connect(tls.config.clone(), &tls.name, tcp).await.map_err(fault),
         None => Ok(Io::Plain(tcp)),
     }
+}
+
+/// Connects to the first address, with the address and port of a client. There is no race: a second connection would
+/// need the same address and port.
+async fn connect_from(addresses: &Addresses, source: SocketAddr, port: u16) -> io::Result<TcpStream> {
+    let is_like = |address: &&IpAddr| address.is_ipv4() == source.is_ipv4();
+    let Some(address) = addresses.now().iter().find(is_like) else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the client has an address of another IP version"));
+    };
+    transparent::connect_from(source, (*address, port).into(), host::spare).await
 }

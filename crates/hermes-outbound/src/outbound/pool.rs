@@ -197,6 +197,7 @@ impl ConnectSpec<'_> {
             reach: to.reach,
             guarded: to.guarded,
             tls: to.tls.cloned(),
+            congestion: to.congestion.map(Arc::from),
             protocol: self.protocol,
             connect_within: self.connect_within,
         }
@@ -211,6 +212,7 @@ struct OwnedConnectSpec {
     reach: Option<DialScope>,
     guarded: bool,
     tls: Option<ClientTls>,
+    congestion: Option<Arc<str>>,
     protocol: UpstreamProtocol,
     connect_within: Duration,
 }
@@ -219,8 +221,21 @@ impl OwnedConnectSpec {
     fn spec(&self) -> ConnectSpec<'_> {
         let Self { host, port, label, reach, guarded, tls, .. } = self;
         let (port, reach, guarded, tls) = (*port, *reach, *guarded, tls.as_ref());
+        let congestion = self.congestion.as_deref();
+        let (proxy_source, source, urgent) = (None, None, false);
         ConnectSpec {
-            destination: Destination { host, port, label, reach, guarded, tls, proxy_source: None, urgent: false },
+            destination: Destination {
+                host,
+                port,
+                label,
+                reach,
+                guarded,
+                tls,
+                proxy_source,
+                source,
+                congestion,
+                urgent,
+            },
             protocol: self.protocol,
             connect_within: self.connect_within,
             fresh: false,

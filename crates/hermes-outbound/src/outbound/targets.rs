@@ -27,6 +27,8 @@ impl UpstreamState {
             guarded: false,
             tls: self.tls.as_ref(),
             proxy_source: self.config.proxy_protocol.then_some(source),
+            source: None,
+            congestion: self.config.congestion.as_deref(),
             urgent: false,
         }
     }

@@ -65,6 +65,8 @@ impl Node {
             // Waits for pending writes.
             let _ = tokio::task::spawn_blocking(move || custody.stop()).await;
         }
+        // A successor has interceptions of its own; without one, connections pass from now on.
+        self.sockets.values().flatten().filter(|socket| socket.is_interception()).for_each(Socket::make_way);
         self.sockets.clear();
         // The drain comes last: drained clients reconnect at once, and another worker would still accept them.
         self.all_do(|done| Command::Drain { done }).await;

@@ -9,9 +9,11 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use hermes_model::snapshot::{Dispatch, Listener, Snapshot};
+use hermes_model::limits::Limits;
+use hermes_model::snapshot::{Action, Dispatch, Listener, ListenerProtocol, Route, Snapshot, Transparent};
 use hermes_net::fd_passing::LabelledFd;
 use hermes_net::quic::{self, ForwardSocket, Group};
+use hermes_net::transparent::{self, Interception, Plan};
 use hermes_net::{host, reuseport, tcp, udp};
 
 use super::Node;
@@ -30,7 +32,9 @@ impl SocketKey {
     /// All sockets of a listener, in the order of binding.
     pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
         Transport::all_of(listener).iter().filter_map(|transport| {
-            let bind = listener.bind?;
+            // An interception binds no address, so its name identifies it.
+            let none = (*transport == Transport::Transparent).then_some(SocketAddr::from(([0; 4], 0)));
+            let bind = listener.bind.or(none)?;
             Some(Self { transport: *transport, bind, name: (bind.port() == 0).then(|| listener.name.clone()) })
         })
     }
@@ -46,6 +50,7 @@ impl SocketKey {
             Transport::Udp => "udp",
             Transport::Quic => "quic",
             Transport::Dns => "dns",
+            Transport::Transparent => "transparent",
         };
         match &self.name {
             Some(name) => format!("{protocol}/{}/{name}", self.bind),
@@ -62,6 +67,7 @@ impl fmt::Display for SocketKey {
             Transport::Udp => "UDP",
             Transport::Quic => "UDP (HTTP/3)",
             Transport::Dns => "UDP (DNS)",
+            Transport::Transparent => return f.write_str("an interception (TPROXY, NFQUEUE)"),
         };
         write!(f, "{} over {over}", self.bind)
     }
@@ -73,15 +79,17 @@ pub(super) enum Socket {
     /// A reader's slot of a group; a process has all slots or none.
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
+    /// A worker's slot of an interception.
+    Transparent(Arc<Interception>, usize),
 }
 
 impl Socket {
-    /// Opens a socket. Not for QUIC, whose sockets form a group.
+    /// Opens a socket. Not for QUIC and interceptions, whose sockets form a group.
     fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
         Ok(match transport {
             Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
             Transport::Dns => Socket::Dns(udp::listen(address)?),
-            Transport::Udp | Transport::Quic => Socket::Udp(udp::listen(address)?),
+            Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(udp::listen(address)?),
         })
     }
 
@@ -90,7 +98,7 @@ impl Socket {
         match transport {
             Transport::Tcp => Socket::Tcp(fd.into()),
             Transport::Dns => Socket::Dns(fd.into()),
-            Transport::Udp | Transport::Quic => Socket::Udp(fd.into()),
+            Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(fd.into()),
         }
     }
 
@@ -102,8 +110,12 @@ impl Socket {
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         match self {
             Socket::Quic(group, _) => Some(group),
-            Socket::Tcp(_) | Socket::Udp(_) | Socket::Dns(_) => None,
+            Socket::Tcp(_) | Socket::Udp(_) | Socket::Dns(_) | Socket::Transparent(..) => None,
         }
+    }
+
+    pub(super) fn is_interception(&self) -> bool {
+        matches!(self, Socket::Transparent(..))
     }
 
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
@@ -111,6 +123,7 @@ impl Socket {
             Socket::Tcp(socket) => socket.local_addr(),
             Socket::Udp(socket) | Socket::Dns(socket) => socket.local_addr(),
             Socket::Quic(group, _) => Ok(group.address()),
+            Socket::Transparent(..) => Err(std::io::ErrorKind::AddrNotAvailable.into()),
         }
     }
 
@@ -121,11 +134,18 @@ impl Socket {
             Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
             Socket::Quic(group, slot) => BoundSocket::Quic(group.clone(), *slot),
             Socket::Dns(socket) => BoundSocket::Dns(socket.try_clone()?),
+            Socket::Transparent(interception, slot) => BoundSocket::Transparent(interception.clone(), *slot),
         })
     }
 
-    /// Prepares the close: flows of a UDP listener continue on sockets of their own.
+    /// Prepares the close: flows of a UDP listener continue on sockets of their own. An interception takes no more
+    /// connections.
     pub(super) fn make_way(&self) {
+        if let Socket::Transparent(interception, 0) = self
+            && let Err(error) = interception.change(&Plan::default())
+        {
+            tracing::warn!(%error, "an interception continues until its connections have ended");
+        }
         if let Socket::Udp(socket) = self
             && let Err(error) = udp::let_others_bind(socket)
         {
@@ -146,7 +166,8 @@ impl Socket {
                     .into_iter()
                     .for_each(|ForwardSocket { reader, fd }| add(format!("{label}{WAY}{reader}"), fd));
             }
-            Socket::Quic(..) => {}
+            // The next process makes an interception of its own, before this one ends.
+            Socket::Quic(..) | Socket::Transparent(..) => {}
         }
         Ok(())
     }
@@ -189,8 +210,16 @@ impl Node {
             if self.sockets.contains_key(&key) || (!faults.is_empty() && is_inherited(self, &key)) {
                 continue;
             }
-            match self.open(&key, snapshot.dispatch, &opened) {
+            let sockets = match &snapshot.listeners[index].protocol {
+                ListenerProtocol::Transparent(transparent) => self.intercept(&plan(transparent, &snapshot.limits)),
+                _ => self.open(&key, snapshot.dispatch, &opened),
+            };
+            match sockets {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
+                Err(error) if key.transport == Transport::Transparent => faults.push(BuildError {
+                    path: format!("listeners[{index}]"),
+                    reason: format!("{key}: {error}. {}", transparent::remedy(&error)),
+                }),
                 Err(error) => faults.push(BuildError {
                     path: format!("listeners[{index}].bind"),
                     reason: format!("listening on {key}: {error}. {}", host::bind_remedy(&error)),
@@ -198,6 +227,40 @@ impl Node {
             }
         }
         if faults.is_empty() { Ok(opened) } else { Err(faults) }
+    }
+
+    /// Opens an interception with a slot for each worker.
+    fn intercept(&self, plan: &Plan) -> std::io::Result<Vec<Socket>> {
+        let interception = Arc::new(Interception::open(self.workers.len(), plan)?);
+        let slots = 0..interception.workers();
+        Ok(slots.map(|slot| Socket::Transparent(interception.clone(), slot)).collect())
+    }
+
+    /// Prepares for routes that connect with the address of a client.
+    pub(super) fn deliver_to_client_addresses(&mut self, snapshot: &Snapshot) -> Result<(), Vec<BuildError>> {
+        let is_such =
+            |route: &Arc<Route>| matches!(&route.action, Action::Terminate(terminate) if terminate.from_client);
+        let index = snapshot.routes.iter().position(is_such);
+        let Some(index) = index.filter(|_| self.client_addresses.is_none()) else { return Ok(()) };
+        let fault = |error: std::io::Error| {
+            let reason = format!("connecting with the address of a client: {error}. {}", transparent::remedy(&error));
+            vec![BuildError { path: format!("routes[{index}].terminate.source"), reason }]
+        };
+        self.client_addresses = Some(Interception::open(0, &Plan::default()).map_err(fault)?);
+        Ok(())
+    }
+
+    /// Applies the destinations of the running document to the interceptions. A new one has them already.
+    pub(super) fn follow_captures(&self, snapshot: &Snapshot) {
+        for listener in &snapshot.listeners {
+            let ListenerProtocol::Transparent(transparent) = &listener.protocol else { continue };
+            let key = SocketKey::all_of(listener).next();
+            if let Some(Socket::Transparent(interception, _)) = key.and_then(|key| self.sockets.get(&key)?.first())
+                && let Err(error) = interception.change(&plan(transparent, &snapshot.limits))
+            {
+                tracing::error!(listener = %listener.name, %error, "an interception keeps its old destinations");
+            }
+        }
     }
 
     /// Opens a socket for each worker, or one for all; inherited sockets come first.
@@ -319,6 +382,17 @@ impl Node {
         let tcp = SocketKey { transport: Transport::Tcp, ..key.clone() };
         let sockets = opened.get(&tcp).or_else(|| self.sockets.get(&tcp));
         sockets.and_then(|sockets| sockets.first()).map_or(Ok(key.bind), Socket::local_addr)
+    }
+}
+
+/// What an interception takes.
+fn plan(transparent: &Transparent, limits: &Limits) -> Plan {
+    Plan {
+        prefixes: transparent.captures.clone(),
+        ports: transparent.ports.clone(),
+        hold: transparent.hold_syn,
+        udp: transparent.udp,
+        queue_length: u32::try_from(limits.held_syns).unwrap_or(u32::MAX),
     }
 }
 

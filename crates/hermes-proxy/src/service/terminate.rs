@@ -12,8 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Gateway, ListenerProtocol, Route, Target, Terminate};
-use hermes_net::host;
 use hermes_net::udp::{self, UdpSocket};
+use hermes_net::{host, transparent};
 use hermes_wire::connect_ip::{self, Scope};
 use http::StatusCode;
 use http::uri::Scheme;
@@ -27,6 +27,7 @@ use hermes_outbound::outbound::connect::{Destination, addresses, connect, guard}
 use hermes_outbound::upstream::ClientTls;
 use hermes_transport::datagram::Port;
 use hermes_transport::error::Error;
+use hermes_transport::headers;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::ByteStream;
 
@@ -43,7 +44,7 @@ pub(crate) struct DialTarget {
 
 impl DialTarget {
     /// The dial target, with the restrictions of the route. `source` is set if a PROXY header is sent.
-    pub(crate) fn destination(&self, terminate: &Terminate, source: Option<SocketAddr>) -> Destination<'_> {
+    pub(crate) fn destination<'a>(&'a self, terminate: &'a Terminate, source: Option<SocketAddr>) -> Destination<'a> {
         Destination {
             host: &self.host,
             port: self.port,
@@ -52,6 +53,8 @@ impl DialTarget {
             guarded: terminate.guard,
             tls: self.tls.as_ref(),
             proxy_source: source,
+            source: None,
+            congestion: terminate.congestion.as_deref(),
             urgent: false,
         }
     }
@@ -70,7 +73,11 @@ pub(crate) fn place(terminate: &Terminate, facts: &Facts, route: &Route) -> Resu
             named: false,
             tls: None,
         }),
-        Target::Authority => {
+        Target::Authority | Target::Original => {
+            if terminate.target == Target::Original && facts.authority.host().parse::<IpAddr>().is_err() {
+                let reason = "the authority is no IP address; `original` is the address that a client dialled";
+                return Err(Error::Malformed(reason.to_owned()));
+            }
             let port =
                 facts.authority.port().ok_or_else(|| Error::Malformed("the authority has no port".to_owned()))?;
             let host: Arc<str> = Arc::from(facts.authority.host());
@@ -123,9 +130,18 @@ pub(crate) async fn tcp(
 ) -> Result<ByteStream, Error> {
     let place = place(terminate, &entry.facts, route)?;
     *entry.peer.borrow_mut() = Some(place.label.clone());
-    let destination = place.destination(terminate, terminate.proxy_protocol.then_some(entry.facts.source));
+    let destination = Destination {
+        source: terminate.from_client.then(|| client(&entry.facts)),
+        ..place.destination(terminate, terminate.proxy_protocol.then_some(entry.facts.source))
+    };
     let io = connect(worker, &destination, route.timeout.connect).await?;
     Ok(ByteStream::io(io, Bytes::new()))
+}
+
+/// The address and port of the client, as the node that intercepted its connection reported them.
+fn client(facts: &Facts) -> SocketAddr {
+    let reported = facts.headers.get(headers::SOURCE).and_then(|value| value.to_str().ok()?.parse().ok());
+    reported.unwrap_or(facts.source)
 }
 
 /// The end of an `ip` session at a device.
@@ -249,22 +265,28 @@ pub(crate) async fn udp(
         let guarded = tokio::time::timeout(within, guard(worker, (&*place.host, place.port), found));
         found = guarded.await.map_err(|_| late())??;
     }
-    let connected = match first_socket(found.now(), place.port) {
+    let source = terminate.from_client.then(|| client(&entry.facts));
+    let connected = match first_socket(found.now(), place.port, source) {
         Ok(port) => Ok(port),
         // No address of this family has a route from here; the other family may have one (RFC 8305).
         Err(error) => {
             let late = tokio::time::timeout(within, found.late()).await.unwrap_or_default();
-            if late.is_empty() { Err(error) } else { first_socket(&late, place.port) }
+            if late.is_empty() { Err(error) } else { first_socket(&late, place.port, source) }
         }
     };
     connected.map_err(|source| Error::no_connection(&worker.shared.metrics, &place.label, source))
 }
 
-/// A socket connected to the first of these addresses that has a route.
-fn first_socket(addresses: &[IpAddr], port: u16) -> io::Result<Port> {
+/// A socket connected to the first of these addresses that has a route, with the address `source` if there is one.
+fn first_socket(addresses: &[IpAddr], port: u16, source: Option<SocketAddr>) -> io::Result<Port> {
     let mut last = io::Error::other("no address");
     for address in addresses {
-        let socket = udp::connect((*address, port).into()).and_then(|socket| host::spare(&socket).map(|()| socket));
+        let to = SocketAddr::new(*address, port);
+        let socket = match source {
+            Some(source) => transparent::udp_from(source, to),
+            None => udp::connect(to),
+        };
+        let socket = socket.and_then(|socket| host::spare(&socket).map(|()| socket));
         // The peer as the kernel resolved it: 0.0.0.0 is the loopback address.
         let connected = socket.and_then(|socket| {
             let peer = socket.peer_addr()?;

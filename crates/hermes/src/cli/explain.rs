@@ -184,6 +184,12 @@ impl Explain {
             ListenerProtocol::Dns(_) => {
                 bail!("listener {} only answers DNS queries; name another listener", listener.name)
             }
+            ListenerProtocol::Transparent(transparent) => {
+                let kind = self.kind.unwrap_or(Kind::Tcp);
+                let is_taken = kind == Kind::Tcp || (kind == Kind::Udp && transparent.udp);
+                ensure!(is_taken, "--kind {kind}: listener {} does not intercept such sessions", listener.name);
+                (kind, self.named_authority(kind, false)?)
+            }
             ListenerProtocol::Socks5 => {
                 let kind = self.kind.unwrap_or(Kind::Tcp);
                 let (name, carried) = (&listener.name, matches!(kind, Kind::Tcp | Kind::Udp));

@@ -108,7 +108,7 @@ impl PodRequirements {
                 .for_each(|(_, known)| *known = address.port);
         }
         let mut binds = document.listeners.iter().filter_map(|listener| listener.bind);
-        let is_tun = |listener: &Listener| listener.protocol == Protocol::Tun;
+        let is_tun = |listener: &Listener| matches!(listener.protocol, Protocol::Tun | Protocol::Transparent);
         let ends_at_tun =
             document.routes.iter().filter_map(|route| route.terminate.as_ref()).any(|end| end.tun.is_some());
         let drain = document.drain.map_or(DRAIN, |drain| drain.0);
@@ -147,7 +147,7 @@ fn sockets(listener: &Listener) -> impl Iterator<Item = (std::net::SocketAddr, &
         Protocol::Http | Protocol::Tcp | Protocol::Socks5 => &["TCP"],
         Protocol::Udp | Protocol::Ip => &["UDP"],
         Protocol::Dns => &["TCP", "UDP"],
-        Protocol::Tun => &[],
+        Protocol::Tun | Protocol::Transparent => &[],
     };
     let bind = listener.bind.map(|bind| bind.0);
     bind.into_iter().flat_map(move |bind| transports.iter().map(move |transport| (bind, *transport)))

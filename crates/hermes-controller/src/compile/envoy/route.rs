@@ -204,7 +204,7 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
     let Terminate { http, tcp, udp, guard, .. } = terminate.clone();
     let understood = Terminate { http, tcp, udp, guard, ..Terminate::default() };
     let is_named =
-        [&terminate.http, &terminate.tcp, &terminate.udp].into_iter().flatten().any(|t| *t == Target::Authority);
+        [&terminate.http, &terminate.tcp, &terminate.udp].into_iter().flatten().any(|t| !matches!(t, Target::Fixed(_)));
     tell(
         is_named || *terminate != understood,
         "terminate",

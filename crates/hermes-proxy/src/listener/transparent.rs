@@ -1,0 +1,340 @@
+//! Transparent listeners: TCP connections to other hosts, intercepted on their way.
+//!
+//! In: an interception of this worker: its listening sockets, and the SYNs that the kernel holds. Out: a session to the
+//! address that the client dialled. A held SYN begins the session; the client gets its SYN-ACK only when the far
+//! connection stands. It gets a reset if that was refused, and nothing if nobody answered. Beyond `limits.held-syns`,
+//! connections pass without a session. Never: a packet of a connection that began before the listener.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::authority::Authority;
+use hermes_model::facts::Kind;
+use hermes_model::snapshot::Listener;
+use hermes_net::Io;
+use hermes_net::nfqueue::{HeldPacket, PacketVerdict, QueueReader};
+use hermes_net::transparent::Interception;
+use hermes_wire::ip;
+use http::{HeaderMap, HeaderValue};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+use super::{CurrentListener, Ending, Ready, begin, open as open_session, trust_by_address};
+use crate::request::{Origin, Rejected, Request, from_flow};
+use crate::session::{self, DownstreamEnd, SessionOutcome, Tunnel, UpstreamEnd};
+use crate::worker::Worker;
+use hermes_transport::error::Error;
+use hermes_transport::headers;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
+use hermes_transport::stream::ByteStream;
+
+/// The time within which a client completes its handshake after its SYN was released. Its kernel answers a SYN-ACK at
+/// once, and ours repeats a lost one after a second.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Source and destination of an intercepted connection.
+type Flow = (SocketAddr, SocketAddr);
+
+/// The interception of one listener on one worker.
+pub(super) struct Interceptor {
+    worker: Rc<Worker>,
+    interception: Arc<Interception>,
+    slot: usize,
+    queue: QueueReader,
+    listeners: Vec<TcpListener>,
+    held: RefCell<HashMap<Flow, Held>>,
+}
+
+/// A held SYN.
+enum Held {
+    /// The session is being opened.
+    Opening,
+    /// The SYN was released; the accepted connection goes to its session.
+    Released(oneshot::Sender<TcpStream>),
+}
+
+/// Prepares the sockets of a worker.
+///
+/// # Errors
+/// No file descriptor is left.
+pub(super) fn open(worker: &Rc<Worker>, interception: Arc<Interception>, slot: usize) -> io::Result<Rc<Interceptor>> {
+    let sockets = interception.sockets(slot)?;
+    let listeners = sockets.listeners.into_iter().map(TcpListener::from_std).collect::<io::Result<_>>()?;
+    let queue = QueueReader::new(sockets.queue)?;
+    let worker = worker.clone();
+    Ok(Rc::new(Interceptor { worker, interception, slot, queue, listeners, held: RefCell::default() }))
+}
+
+/// Serves connections until the listener ends, and then those whose SYN is still held.
+pub(super) async fn accept_all(
+    this: Rc<Interceptor>,
+    mut known: CurrentListener,
+    ending: Rc<Oneshot<Ending>>,
+    ended: Rc<Oneshot<()>>,
+) {
+    let mut is_ending = false;
+    let mut packets = Vec::new();
+    loop {
+        if is_ending && this.held.borrow().is_empty() {
+            return;
+        }
+        tokio::select! {
+            complete = this.queue.next(&mut packets) => match complete {
+                Ok(complete) => {
+                    if !complete {
+                        this.worker.shared.metrics.limit("held-syns");
+                    }
+                    packets.drain(..).for_each(|packet| this.clone().take_packet(&mut known, &packet, is_ending));
+                }
+                Err(error) => {
+                    tracing::error!(listener = %known.name, %error, "cannot read held SYNs; connections pass unserved");
+                    ending.wait().await;
+                    is_ending = true;
+                    ended.set(());
+                }
+            },
+            accepted = this.accept() => match accepted {
+                Ok((tcp, source)) => this.take_connection(&mut known, tcp, source),
+                Err(error) => super::pause_after(&this.worker, &known.name, &error).await,
+            },
+            _ = ending.wait(), if !is_ending => {
+                // No other process shares these sockets.
+                is_ending = true;
+                ended.set(());
+            }
+        }
+    }
+}
+
+impl Interceptor {
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        std::future::poll_fn(|cx| {
+            let ready = self.listeners.iter().map(|listener| listener.poll_accept(cx)).find(std::task::Poll::is_ready);
+            ready.unwrap_or(std::task::Poll::Pending)
+        })
+        .await
+    }
+
+    fn decide(&self, packet: u32, verdict: PacketVerdict) {
+        if let Err(error) = self.queue.queue().decide(packet, verdict) {
+            tracing::debug!(%error, "no verdict on a held SYN");
+        }
+    }
+
+    /// Begins the session of a held SYN.
+    fn take_packet(self: Rc<Self>, known: &mut CurrentListener, packet: &HeldPacket, is_ending: bool) {
+        let Some(flow) = flow_of(&packet.bytes).filter(|_| !is_ending) else {
+            return self.decide(packet.id, PacketVerdict::Accept);
+        };
+        match self.held.borrow().get(&flow) {
+            // The client repeats its SYN.
+            Some(Held::Opening) => return self.decide(packet.id, PacketVerdict::Drop),
+            Some(Held::Released(_)) => return self.decide(packet.id, self.interception.release(self.slot)),
+            None => {}
+        }
+        let metrics = &self.worker.shared.metrics;
+        let limit = self.worker.snapshot().limits.held_syns.div_ceil(self.worker.shared.workers);
+        let Some(guard) = known.current(&self.worker).and_then(|(state, _)| {
+            let trust = trust_by_address(&state.listener, flow.0);
+            ConnectionGuard::take(&self.worker, state.listener.clone(), flow.0, &trust)
+        }) else {
+            metrics.limit("unsplit");
+            return self.decide(packet.id, PacketVerdict::Accept);
+        };
+        if self.held.borrow().len() >= limit {
+            metrics.limit("held-syns");
+            metrics.limit("unsplit");
+            return self.decide(packet.id, PacketVerdict::Accept);
+        }
+        super::count_connection(&self.worker, &guard.connection);
+        self.held.borrow_mut().insert(flow, Held::Opening);
+        let syn = HeldSyn { interceptor: self.clone(), flow, packet: Some(packet.id), is_accepted: false };
+        self.worker.spawn(async move {
+            let (worker, connection) = (syn.interceptor.worker.clone(), guard.connection.clone());
+            let served = serve_held(&worker, &connection, syn);
+            tokio::select! {
+                biased;
+                () = Box::pin(served) => {}
+                reason = connection.kill.wait() => {
+                    tracing::debug!(source = %connection.source.get(), reason, "a connection was closed");
+                }
+            }
+            drop(guard);
+        });
+    }
+
+    /// Gives an accepted connection to the session of its SYN, or begins a session if SYNs are not held.
+    fn take_connection(&self, known: &mut CurrentListener, tcp: TcpStream, source: SocketAddr) {
+        let Ok(destination) = tcp.local_addr() else { return };
+        if let Some(session) = self.take_released(&(source, destination)) {
+            // A session that has ended drops the connection.
+            drop(session.send(tcp));
+            return;
+        }
+        let is_own = |listener: &TcpListener| listener.local_addr().is_ok_and(|own| own == destination);
+        let holds = known.current(&self.worker).is_some_and(|(state, _)| holds_syns(&state.listener));
+        if holds || self.listeners.iter().any(is_own) {
+            // Nobody waits for it: its session has ended, or a program of this machine connected to the port itself.
+            hermes_net::tcp::reset_on_close(&tcp);
+            return;
+        }
+        begin(&self.worker, known, tcp, source);
+    }
+}
+
+impl Interceptor {
+    /// Removes a released SYN from the table.
+    fn take_released(&self, flow: &Flow) -> Option<oneshot::Sender<TcpStream>> {
+        let mut held = self.held.borrow_mut();
+        match held.remove(flow)? {
+            Held::Released(session) => Some(session),
+            Held::Opening => {
+                held.insert(*flow, Held::Opening);
+                None
+            }
+        }
+    }
+}
+
+fn holds_syns(listener: &Listener) -> bool {
+    use hermes_model::snapshot::ListenerProtocol;
+    matches!(&listener.protocol, ListenerProtocol::Transparent(transparent) if transparent.hold_syn)
+}
+
+/// A SYN in the table of its worker. Dropping it removes the entry, and drops the packet if it is still held.
+struct HeldSyn {
+    interceptor: Rc<Interceptor>,
+    flow: Flow,
+    /// `None` once the verdict was sent.
+    packet: Option<u32>,
+    /// The connection was accepted, so the entry is gone. The client may have begun another one with its ports.
+    is_accepted: bool,
+}
+
+impl HeldSyn {
+    fn decide(&mut self, verdict: PacketVerdict) {
+        if let Some(packet) = self.packet.take() {
+            self.interceptor.decide(packet, verdict);
+        }
+    }
+
+    /// Releases the SYN, and waits for the connection.
+    async fn accepted(&mut self) -> Option<TcpStream> {
+        let (sender, accepted) = oneshot::channel();
+        self.interceptor.held.borrow_mut().insert(self.flow, Held::Released(sender));
+        self.decide(self.interceptor.interception.release(self.interceptor.slot));
+        let tcp = tokio::time::timeout(HANDSHAKE_TIMEOUT, accepted).await.ok()?.ok()?;
+        self.is_accepted = true;
+        Some(tcp)
+    }
+}
+
+impl Drop for HeldSyn {
+    fn drop(&mut self) {
+        self.decide(PacketVerdict::Drop);
+        if !self.is_accepted {
+            self.interceptor.held.borrow_mut().remove(&self.flow);
+        }
+    }
+}
+
+/// Opens the session of a held SYN, answers the client, and relays.
+async fn serve_held(worker: &Rc<Worker>, connection: &Rc<Connection>, mut syn: HeldSyn) {
+    connection.set_stage(worker, Stage::Idle);
+    let trust = trust_by_address(&connection.listener, syn.flow.0);
+    if !connection.is_of(worker, &trust, syn.flow.0) {
+        return syn.decide(PacketVerdict::Accept);
+    }
+    let origin = Origin { worker, listener: &connection.listener, source: syn.flow.0, trust: &trust, secure: false };
+    let outcome = match request(&origin, syn.flow.1) {
+        Ok(mut request) => {
+            request.connection = Some(connection.clone());
+            session::serve(worker, request).await
+        }
+        Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
+    };
+    let tunnel = match outcome {
+        SessionOutcome::Tunnel(tunnel) => tunnel,
+        SessionOutcome::Response(response) => {
+            let verdict = verdict(&syn.interceptor.interception, response.headers());
+            return syn.decide(verdict);
+        }
+    };
+    let Some(tcp) = syn.accepted().await else {
+        return abort(*tunnel);
+    };
+    drop(syn);
+    hermes_net::tcp::set_congestion(&tcp, connection.listener.congestion.as_deref());
+    session::relay(DownstreamEnd::Stream(ByteStream::io(Io::Plain(tcp), Bytes::new())), *tunnel).await;
+}
+
+/// Ends a tunnel whose client did not complete its handshake: the far end gets a reset.
+fn abort(tunnel: Tunnel) {
+    let error = Error::ClientGone("the client did not complete its TCP handshake".to_owned());
+    tunnel.session.entry.fail(&error);
+    if let UpstreamEnd::Stream(mut far) = tunnel.far {
+        far.abort();
+    }
+}
+
+/// How the client learns that there is no connection. The error type of RFC 9209 names the cause; a node further on
+/// names it first.
+fn verdict(interception: &Interception, headers: &HeaderMap) -> PacketVerdict {
+    let status = headers.get(headers::PROXY_STATUS).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let cause = status.split("error=").nth(1).and_then(|rest| rest.split([';', ',', ' ']).next());
+    match cause {
+        // The far host is dark, and so are we: the client repeats its SYN.
+        Some("connection_timeout" | "http_response_timeout") => PacketVerdict::Drop,
+        Some("destination_ip_unroutable" | "destination_unavailable" | "dns_error") => interception.unreachable(),
+        _ => interception.refuse(),
+    }
+}
+
+/// Serves a connection whose SYN was not held.
+pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
+    let Ok(destination) = ready.io.tcp().local_addr() else { return };
+    let origin = Origin {
+        worker,
+        listener: &connection.listener,
+        source: ready.source,
+        trust: &ready.trust,
+        secure: ready.secure,
+    };
+    let mut near = ByteStream::io(ready.io, Bytes::new());
+    match open_session(worker, Some(connection), &mut near, request(&origin, destination)).await {
+        SessionOutcome::Tunnel(tunnel) => session::relay(DownstreamEnd::Stream(near), *tunnel).await,
+        SessionOutcome::Response(_) => near.abort(),
+    }
+}
+
+/// The request for an intercepted connection: CONNECT to the address that the client dialled. It carries the client's
+/// own address and port, since the last node may connect with them.
+fn request<'a>(origin: &Origin<'_>, destination: SocketAddr) -> Result<Request<'a>, Box<Rejected>> {
+    let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+    let mut request = from_flow(origin, Kind::Tcp, &authority(destination), "")?;
+    let source = SocketAddr::new(origin.source.ip().to_canonical(), origin.source.port());
+    if let (Some(facts), Ok(value)) = (Rc::get_mut(&mut request.facts), HeaderValue::try_from(source.to_string())) {
+        facts.headers.insert(headers::SOURCE, value);
+    }
+    Ok(request)
+}
+
+fn authority(destination: SocketAddr) -> Authority {
+    // The text of a socket address is a valid authority.
+    Authority::parse(&destination.to_string(), None).unwrap_or_else(|_| unreachable!("an address that parses"))
+}
+
+/// Source and destination of a held SYN; `None` if the packet is malformed.
+fn flow_of(packet: &[u8]) -> Option<Flow> {
+    let header = ip::parse(packet).ok()?;
+    let (source, destination): (IpAddr, IpAddr) = (header.source, header.destination);
+    let (from, to) = ip::ports(packet, &header)?;
+    Some(((source, from).into(), (destination, to).into()))
+}
