@@ -23,6 +23,7 @@ pub mod quic;
 pub mod resolve;
 pub mod reuseport;
 pub mod socket_mark;
+pub mod splice;
 pub mod tcp;
 pub mod tls;
 pub mod transparent;

@@ -9,8 +9,8 @@
 //! |---|---|---|
 //! | prerouting, -300 (raw) | to sockets that use a client's address | no connection tracking |
 //! | output, -300 (raw) | of such sockets | no connection tracking |
-//! | prerouting, -150 (mangle) | of intercepted connections | delivered to this machine |
-//! | prerouting, -150 (mangle) | SYNs to the prefixes | held, or delivered to a worker's socket |
+//! | prerouting, -150 (mangle) | to transparent sockets | delivered to this machine |
+//! | prerouting, -149 | SYNs to the prefixes | held, or delivered to a worker's socket |
 //!
 //! The connection of a client and the one that uses its address have the same tuple, and connection tracking would
 //! confuse them; so it does not see the second one. Priority -150 is after the defragmentation and tracking of the
@@ -21,7 +21,7 @@ mod rules;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ipnet::IpNet;
 use nix::sys::socket::setsockopt;
@@ -29,6 +29,7 @@ use nix::sys::socket::sockopt::{Ipv4OrigDstAddr, Ipv6OrigDstAddr};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::net::{TcpSocket, TcpStream};
 
+use self::rules::Layout;
 use crate::nfqueue::{PacketQueue, PacketVerdict};
 use crate::nftables::OwnedTable;
 use crate::tcp;
@@ -68,11 +69,44 @@ pub struct WorkerSockets {
     pub udp: Vec<std::net::UdpSocket>,
 }
 
-/// An interception of this process. Ends when it is dropped.
+/// Delivers the packets of transparent sockets to this machine. One for a process is enough. It ends when it is dropped,
+/// and connections over such sockets stall then.
+#[derive(Debug)]
+pub struct Diversion {
+    id: u8,
+    _table: OwnedTable,
+}
+
+impl Diversion {
+    /// Begins to divert, in the network namespace of the caller.
+    ///
+    /// # Errors
+    /// The errors of [`Interception::open`].
+    pub fn open() -> io::Result<Self> {
+        routing::remove_stale();
+        let create = |id| OwnedTable::create(rules::diversion_name(id), &rules::diversion(rules::divert_mark(id)));
+        let (id, table) = first_free(create)?;
+        routing::add(rules::divert_mark(id))?;
+        Ok(Self { id, _table: table })
+    }
+
+    fn mark(&self) -> u32 {
+        rules::divert_mark(self.id)
+    }
+}
+
+impl Drop for Diversion {
+    fn drop(&mut self) {
+        routing::remove(self.mark());
+    }
+}
+
+/// An interception of this process. Ends when it is dropped; its connections need the diversion alone.
 #[derive(Debug)]
 pub struct Interception {
     id: u8,
     table: OwnedTable,
+    diversion: Arc<Diversion>,
     /// The addresses of the listeners and UDP sockets of each worker.
     addresses: Vec<Addresses>,
     first_queue: u16,
@@ -89,53 +123,35 @@ struct Addresses {
 }
 
 impl Interception {
-    /// Opens the sockets of `workers` workers, and then intercepts. Without workers nothing is intercepted, and sockets
-    /// that use a client's address still get their packets. Uses the network namespace of the caller.
+    /// Opens the sockets of `workers` workers, and then intercepts. Uses the network namespace of the caller.
     ///
     /// # Errors
     /// No privilege (CAP_NET_ADMIN), or a kernel without TPROXY, NFQUEUE or owned tables (Linux 5.12).
-    pub fn open(workers: usize, plan: &Plan) -> io::Result<Self> {
-        routing::remove_stale();
-        let count = u16::try_from(workers.min(rules::MAX_WORKERS)).unwrap_or(u16::MAX);
-        let mut queues = if count == 0 { Vec::new() } else { bind_queues(count, plan.queue_length)? };
+    pub fn open(workers: usize, plan: &Plan, diversion: Arc<Diversion>) -> io::Result<Self> {
+        let count = u16::try_from(workers.clamp(1, rules::MAX_WORKERS)).unwrap_or(u16::MAX);
+        let queues = bind_queues(count, plan.queue_length)?;
         let first_queue = queues.first().map_or(0, PacketQueue::number);
-        let (mut addresses, mut all) = (Vec::new(), Vec::new());
-        for queue in queues.drain(..) {
+        let (mut addresses, mut workers) = (Vec::new(), Vec::new());
+        for queue in queues {
             let (sockets, at) = WorkerSockets::open(queue)?;
             addresses.push(at);
-            all.push(sockets);
+            workers.push(sockets);
         }
-        let layout =
-            |id, has_queue_expression| rules::Layout { id, addresses: &addresses, first_queue, has_queue_expression };
-        let mut taken = None;
-        for id in 0..MAX_TABLES {
-            let create =
-                |has_queue| OwnedTable::create(rules::table_name(id), &rules::chains(&layout(id, has_queue), plan));
-            let created = match create(true) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => create(false).map(|table| (table, false)),
-                created => created.map(|table| (table, true)),
+        let divert = diversion.mark();
+        let create = |id| {
+            let with = |has_queue_expression| -> io::Result<(OwnedTable, bool)> {
+                let layout = Layout { id, divert, addresses: &addresses, first_queue, has_queue_expression };
+                let table = OwnedTable::create(rules::table_name(id), &rules::interception(&layout, plan))?;
+                Ok((table, has_queue_expression))
             };
-            match created {
-                Ok((table, has_queue)) => {
-                    taken = Some((id, table, has_queue));
-                    break;
-                }
-                Err(error) if is_taken(&error) => {}
-                Err(error) => return Err(error),
+            match with(true) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => with(false),
+                created => created,
             }
-        }
-        let (id, table, has_queue_expression) =
-            taken.ok_or_else(|| io::Error::other("all names of nftables tables are in use"))?;
-        routing::add(rules::divert_mark(id))?;
-        Ok(Self {
-            id,
-            table,
-            addresses,
-            first_queue,
-            has_queue_expression,
-            plan: Mutex::new(plan.clone()),
-            workers: all,
-        })
+        };
+        let (id, (table, has_queue_expression)) = first_free(create)?;
+        let plan = Mutex::new(plan.clone());
+        Ok(Self { id, table, diversion, addresses, first_queue, has_queue_expression, plan, workers })
     }
 
     /// Changes what is intercepted. Live connections stay.
@@ -143,17 +159,18 @@ impl Interception {
     /// # Errors
     /// The kernel's error; the old rules stay then.
     pub fn change(&self, plan: &Plan) -> io::Result<()> {
-        let mut current = self.plan.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut current = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         if *current == *plan {
             return Ok(());
         }
-        let layout = rules::Layout {
+        let layout = Layout {
             id: self.id,
+            divert: self.diversion.mark(),
             addresses: &self.addresses,
             first_queue: self.first_queue,
             has_queue_expression: self.has_queue_expression,
         };
-        self.table.replace_rules(&rules::chains(&layout, plan))?;
+        self.table.replace_rules(&rules::interception(&layout, plan))?;
         *current = plan.clone();
         Ok(())
     }
@@ -192,16 +209,18 @@ impl Interception {
     }
 }
 
-impl Drop for Interception {
-    fn drop(&mut self) {
-        routing::remove(rules::divert_mark(self.id));
+/// Creates a table with the first number that no process uses. For the table of another process the kernel says EPERM,
+/// as it does without the privilege.
+fn first_free<T>(create: impl Fn(u8) -> io::Result<T>) -> io::Result<(u8, T)> {
+    let mut last = io::Error::from_raw_os_error(libc::EPERM);
+    for id in 0..MAX_TABLES {
+        match create(id) {
+            Ok(table) => return Ok((id, table)),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EEXIST | libc::EPERM)) => last = error,
+            Err(error) => return Err(error),
+        }
     }
-}
-
-/// Whether another process has the table. For an owned one the kernel says EPERM; a missing privilege would have shown
-/// when the queues were bound.
-fn is_taken(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EEXIST | libc::EPERM))
+    Err(last)
 }
 
 /// Binds queues with consecutive numbers. The kernel says EPERM for a queue of another process, and without the

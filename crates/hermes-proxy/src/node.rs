@@ -22,7 +22,7 @@ use arc_swap::ArcSwap;
 use hermes_model::snapshot::Snapshot;
 use hermes_net::fd_passing::{LabelledFd, read_text};
 use hermes_net::quic::Group;
-use hermes_net::transparent::Interception;
+use hermes_net::transparent::Diversion;
 use hermes_net::{tun, udp};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -77,9 +77,8 @@ pub struct Node {
     current: Arc<ArcSwap<Generation>>,
     /// All listening sockets, kept here too so that they can be handed to another process.
     sockets: HashMap<SocketKey, Vec<Socket>>,
-    /// Delivers packets to sockets that connect with the address of a client. Kept to the end, since sessions may
-    /// outlive their route.
-    client_addresses: Option<Interception>,
+    /// Delivers packets to transparent sockets. Kept to the end, since sessions may outlive their listener and route.
+    diversion: Option<Arc<Diversion>>,
     /// The socket of each listener in the running generation.
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
     devices: HashMap<Arc<str>, HeldDevice>,
@@ -161,7 +160,7 @@ impl Node {
             workers,
             current: Arc::new(ArcSwap::new(generation.clone())),
             sockets: HashMap::new(),
-            client_addresses: None,
+            diversion: None,
             bound: HashMap::new(),
             devices: HashMap::new(),
             former: HashMap::new(),
@@ -310,7 +309,6 @@ impl Node {
     fn prepare(&mut self, generation: &Generation) -> Result<Prepared, Vec<BuildError>> {
         let listeners: &[_] = if self.closed { &[] } else { &generation.snapshot.listeners };
         udp::keep_in_kernel(generation.snapshot.limits.udp_buffer);
-        self.deliver_to_client_addresses(&generation.snapshot)?;
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();

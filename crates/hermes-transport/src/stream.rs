@@ -18,6 +18,7 @@ use bytes::{Bytes, BytesMut};
 use hermes_net::quic::path_monitor::PathMonitor;
 use hermes_net::{Io, quic};
 use tokio::io::AsyncWrite;
+use tokio::net::TcpStream;
 
 pub use self::multiplexed::{Receiver, Sender};
 use crate::h3::Datagrams;
@@ -27,7 +28,7 @@ pub use crate::stream_error::{Reset, StreamError};
 /// The size in bytes of the first read from a socket. It is small because most tunnels transfer little.
 const FIRST_CHUNK: usize = 4 << 10;
 /// The maximum size in bytes of a read from a socket, and so of the chunk that waits for a slow receiver.
-const CHUNK: usize = 64 << 10;
+pub(crate) const CHUNK: usize = 64 << 10;
 /// The maximum size in bytes of a read from a TLS connection: one TLS record.
 const TLS_CHUNK: usize = 16 << 10;
 
@@ -159,6 +160,14 @@ impl ByteStream {
             }
             ByteStream::Multiplexed { recv, .. } => poll_read_half(recv, cx, usize::MAX),
             ByteStream::Boxed(stream) => stream.poll_read(cx),
+        }
+    }
+
+    /// Returns the socket of the stream if the kernel can move its bytes: plain TCP, without bytes that were read ahead.
+    pub fn spliceable(&self) -> Option<&TcpStream> {
+        match self {
+            ByteStream::Io { io: Io::Plain(tcp), ahead, .. } if ahead.is_empty() => Some(tcp),
+            _ => None,
         }
     }
 

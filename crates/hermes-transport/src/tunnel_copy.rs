@@ -3,6 +3,7 @@
 //! In: two byte streams and their session. Out: bytes in order. A clean end of one stream's receiving direction cleanly
 //! ends the sending direction of the other stream (half-close). A failure of one stream resets both. Both directions
 //! are polled together, so that a tunnel is one future with one owner. At most one chunk is buffered in each direction.
+//! Between two plain TCP sockets, bulk data does not leave the kernel (`hermes_net::splice`).
 
 use std::future::Future as _;
 use std::io;
@@ -11,18 +12,23 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::Kind;
+use hermes_net::splice::{MoveError, Pipe};
 
 use crate::datagram::CLOSE_TIMEOUT;
 use crate::error::Error;
 use crate::runtime::session::{Phase, Session};
-use crate::stream::{ByteStream, has_parted};
+use crate::stream::{ByteStream, CHUNK, has_parted};
 
 /// The maximum number of steps of one direction before other tasks of the worker run.
 const CHUNKS_A_TURN: usize = 32;
+/// The number of steps for which a spliced move counts, which has up to 256 KiB.
+const SPLICE_CHUNKS: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Reading,
+    /// The kernel moves the bytes from socket to socket.
+    Splicing,
     Writing,
     Flushing,
     Finishing,
@@ -40,6 +46,10 @@ struct Direction {
     state: State,
     chunk: Bytes,
     from_client: bool,
+    /// Only while bytes are spliced.
+    pipe: Option<Pipe>,
+    /// The last read filled its buffer, so that more bytes are likely.
+    is_bulk: bool,
 }
 
 /// The side of a tunnel that failed, and its error.
@@ -52,8 +62,8 @@ enum Failure {
 pub async fn relay(mut downstream: ByteStream, mut upstream: ByteStream, session: &Session) {
     let entry = &session.entry;
     entry.set_phase(&session.worker, Phase::Open);
-    let mut up = Direction { state: State::Reading, chunk: Bytes::new(), from_client: true };
-    let mut down = Direction { state: State::Reading, chunk: Bytes::new(), from_client: false };
+    let mut up = Direction::new(true);
+    let mut down = Direction::new(false);
     let mut linger = None;
     let failed = std::future::poll_fn(|cx| {
         if let Poll::Ready(error) = entry.end.poll(cx) {
@@ -71,7 +81,7 @@ pub async fn relay(mut downstream: ByteStream, mut upstream: ByteStream, session
         {
             return Poll::Ready(None);
         }
-        let blocked = up.state == State::Writing || down.state == State::Writing;
+        let blocked = up.is_blocked() || down.is_blocked();
         entry.set_phase(&session.worker, if blocked { Phase::Blocked } else { Phase::Open });
         match (first, second) {
             (Poll::Ready(Err(failure)), _) | (_, Poll::Ready(Err(failure))) => {
@@ -146,6 +156,15 @@ fn named(failure: Failure, session: &Session) -> Error {
 }
 
 impl Direction {
+    fn new(from_client: bool) -> Self {
+        Self { state: State::Reading, chunk: Bytes::new(), from_client, pipe: None, is_bulk: false }
+    }
+
+    /// Bytes wait for the sink.
+    fn is_blocked(&self) -> bool {
+        self.state == State::Writing || self.pipe.as_ref().is_some_and(|pipe| !pipe.is_empty())
+    }
+
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -156,10 +175,13 @@ impl Direction {
     ) -> Poll<Result<(), Failure>> {
         let client_at = |here: bool| if here { Failure::Client } else { Failure::UpstreamEnd };
         let (from_source, from_sink) = (client_at(self.from_client), client_at(!self.from_client));
-        for _ in 0..CHUNKS_A_TURN {
+        let mut turn = 0;
+        while turn < CHUNKS_A_TURN {
+            turn += 1;
             match self.state {
                 State::Reading => match source.poll_read(cx) {
                     Poll::Ready(Ok(Some(chunk))) => {
+                        self.is_bulk = chunk.len() >= CHUNK;
                         self.chunk = chunk;
                         self.state = State::Writing;
                     }
@@ -185,9 +207,21 @@ impl Direction {
                     self.state = State::Flushing;
                 }
                 State::Flushing => match sink.poll_flush(cx).map_err(from_sink)? {
-                    Poll::Ready(()) => self.state = State::Reading,
+                    Poll::Ready(()) => self.state = if self.is_bulk { State::Splicing } else { State::Reading },
                     Poll::Pending => return Poll::Pending,
                 },
+                State::Splicing => {
+                    let mut moved = 0;
+                    let spliced = self.splice(cx, source, sink, &mut moved);
+                    self.count(moved, session);
+                    match spliced {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(MoveError::Source(error))) => return Poll::Ready(Err(from_source(error))),
+                        Poll::Ready(Err(MoveError::Sink(error))) => return Poll::Ready(Err(from_sink(error))),
+                        Poll::Pending => return Poll::Pending,
+                    }
+                    turn += SPLICE_CHUNKS;
+                }
                 State::Finishing if is_last && sink.ends_by_drop() => self.state = State::Done,
                 State::Finishing => match sink.poll_finish(cx) {
                     Poll::Ready(Err(error)) if !(self.from_client && has_parted(&error)) => {
@@ -209,6 +243,47 @@ impl Direction {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Moves bytes from socket to socket, and sets the next state. An idle direction holds no pipe.
+    fn splice(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &ByteStream,
+        sink: &ByteStream,
+        moved: &mut usize,
+    ) -> Poll<Result<(), MoveError>> {
+        let (Some(from), Some(to)) = (source.spliceable(), sink.spliceable()) else {
+            self.state = State::Reading;
+            return Poll::Ready(Ok(()));
+        };
+        let mut pipe = match self.pipe.take().map_or_else(Pipe::take, Ok) {
+            Ok(pipe) => pipe,
+            // Without a descriptor for a pipe, the bytes are copied.
+            Err(_) => {
+                (self.state, self.is_bulk) = (State::Reading, false);
+                return Poll::Ready(Ok(()));
+            }
+        };
+        if pipe.is_empty() {
+            match pipe.poll_fill(cx, from) {
+                Poll::Ready(Ok(0)) => {
+                    self.state = State::Finishing;
+                    return Poll::Ready(Ok(()));
+                }
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(MoveError::Source(error))),
+                Poll::Pending => {
+                    self.state = State::Reading;
+                    return Poll::Pending;
+                }
+            }
+        }
+        let drained = pipe.poll_drain(cx, to, moved);
+        if !pipe.is_empty() {
+            self.pipe = Some(pipe);
+        }
+        drained.map_err(MoveError::Sink)
     }
 
     fn count(&self, bytes: usize, session: &Session) {

@@ -5,3 +5,4 @@
 mod behind_nat;
 mod dial_scope;
 mod ip;
+mod transparent;

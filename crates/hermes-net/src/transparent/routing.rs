@@ -1,4 +1,4 @@
-//! Policy routing of an interception: packets with its mark are delivered to this machine.
+//! Policy routing of a diversion: packets with its mark are delivered to this machine.
 //!
 //! In: a mark, which is also the number of a routing table. Out: a rule and a route for each IP version, tagged with the
 //! protocol number of Hermes. Never: a rule of another process, except one whose nftables table has gone with it.
@@ -11,7 +11,7 @@ use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::SPOOF_MARK;
-use super::rules::{MARKS, table_name};
+use super::rules::{MARKS, diversion_name};
 use crate::netlink::{self, Change, PROTOCOL};
 
 /// Before the rules of VPNs (from 5,210 on for Tailscale) and of captures (31,000). The table of local addresses comes
@@ -57,7 +57,7 @@ pub(super) fn remove(mark: u32) {
         let _ = netlink::change(RouteNetlinkMessage::DelRule(rule(any, mark, mark)), Change::Existing);
         let _ = netlink::change(RouteNetlinkMessage::DelRoute(local_route(any, mark)), Change::Existing);
     }
-    // The rule for sockets with a client's address is shared by all interceptions, so the last one removes it.
+    // The rule for sockets with a client's address is shared by all diversions, so the last one removes it.
     if marks().is_empty() {
         for any in families() {
             let _ = netlink::change(RouteNetlinkMessage::DelRule(rule(any, SPOOF_MARK, MAIN)), Change::Existing);
@@ -70,13 +70,13 @@ pub(super) fn remove_stale() {
     for mark in marks() {
         let id = u8::try_from((mark >> 8) & 0xff).unwrap_or_default();
         // If the kernel does not answer, nothing is removed.
-        if !crate::nftables::exists(&table_name(id)).unwrap_or(true) {
+        if !crate::nftables::exists(&diversion_name(id)).unwrap_or(true) {
             remove(mark);
         }
     }
 }
 
-/// The marks of all interceptions that have a rule in this namespace.
+/// The marks of all diversions that have a rule in this namespace.
 fn marks() -> Vec<u32> {
     let mut found: Vec<u32> = families().into_iter().flat_map(marks_of).collect();
     found.sort_unstable();

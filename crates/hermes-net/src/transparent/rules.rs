@@ -26,18 +26,25 @@ const MANGLE: i32 = -150;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What the rules refer to.
+/// What the rules of an interception refer to.
 pub(super) struct Layout<'a> {
     pub(super) id: u8,
+    /// The mark of the diversion.
+    pub(super) divert: u32,
     pub(super) addresses: &'a [Addresses],
     pub(super) first_queue: u16,
     /// The kernel has the expression `queue`.
     pub(super) has_queue_expression: bool,
 }
 
-/// The name of the table with this number. It has no prefix in common with the tables of TUN devices.
+/// The name of an interception's table. It has no prefix in common with the tables of TUN devices.
 pub(super) fn table_name(id: u8) -> String {
     format!("hermes_tproxy_{id:02x}")
+}
+
+/// The name of a diversion's table.
+pub(super) fn diversion_name(id: u8) -> String {
+    format!("hermes_divert_{id:02x}")
 }
 
 fn mark(id: u8, code: u32) -> u32 {
@@ -64,28 +71,37 @@ pub(super) fn unreachable_mark(id: u8) -> u32 {
     mark(id, UNREACHABLE)
 }
 
-/// All chains of a table.
-pub(super) fn chains(layout: &Layout<'_>, plan: &Plan) -> Vec<Chain> {
+fn chain(name: &'static str, hook: Hook, priority: i32, rules: Vec<Vec<Expression>>) -> Chain {
+    Chain { name, kind: "filter", hook, priority, rules }
+}
+
+/// The chains of a diversion.
+pub(super) fn diversion(mark: u32) -> Vec<Chain> {
     use Expression as E;
-    let untracked = |selected: Vec<E>| vec![selected.into_iter().chain([E::NoTrack]).collect()];
-    let raw = |name, hook, rules| Chain { name, kind: "filter", hook, priority: RAW, rules };
+    // The listeners are bound to the loopback address, so the socket is that of a connection. Its mark is not compared:
+    // the kernel knows none for a connection in its handshake or in TIME_WAIT.
+    let divert = vec![E::TransparentSocket, E::SetMark(mark), E::Verdict(Verdict::Accept)];
     vec![
-        raw("untracked_in", Hook::Prerouting, untracked(vec![E::TransparentSocket, E::SocketMarkIs(SPOOF_MARK)])),
-        raw("untracked_out", Hook::Output, untracked(vec![E::MarkIs(SPOOF_MARK)])),
-        Chain {
-            name: "intercept",
-            kind: "filter",
-            hook: Hook::Prerouting,
-            priority: MANGLE,
-            rules: intercept(layout, plan),
-        },
+        chain(
+            "untracked_in",
+            Hook::Prerouting,
+            RAW,
+            vec![vec![E::TransparentSocket, E::SocketMarkIs(SPOOF_MARK), E::NoTrack]],
+        ),
+        chain("untracked_out", Hook::Output, RAW, vec![vec![E::MarkIs(SPOOF_MARK), E::NoTrack]]),
+        chain("divert", Hook::Prerouting, MANGLE, vec![divert]),
     ]
+}
+
+/// The chain of an interception. It comes after those of all diversions.
+pub(super) fn interception(layout: &Layout<'_>, plan: &Plan) -> Vec<Chain> {
+    vec![chain("intercept", Hook::Prerouting, MANGLE + 1, intercept(layout, plan))]
 }
 
 fn intercept(layout: &Layout<'_>, plan: &Plan) -> Vec<Vec<Expression>> {
     use Expression as E;
     let id = layout.id;
-    let divert = E::SetMark(divert_mark(id));
+    let divert = E::SetMark(layout.divert);
     let accept = E::Verdict(Verdict::Accept);
     let pass = E::Verdict(Verdict::Return);
     // Own connections through the loopback interface.
@@ -104,11 +120,8 @@ fn intercept(layout: &Layout<'_>, plan: &Plan) -> Vec<Vec<Expression>> {
             ]);
         }
     }
-    // Packets that an interception has dealt with, this one or that of another process.
+    // Packets that a diversion or an interception has dealt with, also that of another process.
     rules.push(vec![E::MarkIn { bits: MARKS, mask: MARK_PREFIX }, pass]);
-    // The listeners are bound to the loopback address, so this selects connections alone. Their marks are not compared:
-    // the kernel knows none for a connection in its handshake or in TIME_WAIT.
-    rules.push(vec![E::TransparentSocket, divert.clone(), accept]);
     for prefix in &plan.prefixes {
         let syn = [E::Protocol(TCP), E::TcpSyn];
         for selected in destinations(&syn, *prefix, &plan.ports) {

@@ -13,7 +13,7 @@ use hermes_model::limits::Limits;
 use hermes_model::snapshot::{Action, Dispatch, Listener, ListenerProtocol, Route, Snapshot, Transparent};
 use hermes_net::fd_passing::LabelledFd;
 use hermes_net::quic::{self, ForwardSocket, Group};
-use hermes_net::transparent::{self, Interception, Plan};
+use hermes_net::transparent::{self, Diversion, Interception, Plan};
 use hermes_net::{host, reuseport, tcp, udp};
 
 use super::Node;
@@ -200,7 +200,7 @@ impl Node {
         snapshot: &Snapshot,
     ) -> Result<HashMap<SocketKey, Vec<Socket>>, Vec<BuildError>> {
         let mut opened = HashMap::new();
-        let mut faults = Vec::new();
+        let mut faults: Vec<BuildError> = self.divert_for_routes(snapshot).err().into_iter().collect();
         // Sockets that may fail come first: further sockets of a running listener receive connections at once.
         let is_inherited = |node: &Self, key: &SocketKey| node.inherited.contains_key(&key.label());
         let listeners = snapshot.listeners.iter().enumerate();
@@ -230,24 +230,31 @@ impl Node {
     }
 
     /// Opens an interception with a slot for each worker.
-    fn intercept(&self, plan: &Plan) -> std::io::Result<Vec<Socket>> {
-        let interception = Arc::new(Interception::open(self.workers.len(), plan)?);
+    fn intercept(&mut self, plan: &Plan) -> std::io::Result<Vec<Socket>> {
+        let diversion = self.divert()?;
+        let interception = Arc::new(Interception::open(self.workers.len(), plan, diversion)?);
         let slots = 0..interception.workers();
         Ok(slots.map(|slot| Socket::Transparent(interception.clone(), slot)).collect())
     }
 
+    fn divert(&mut self) -> std::io::Result<Arc<Diversion>> {
+        if let Some(diversion) = &self.diversion {
+            return Ok(diversion.clone());
+        }
+        let diversion = Arc::new(Diversion::open()?);
+        self.diversion = Some(diversion.clone());
+        Ok(diversion)
+    }
+
     /// Prepares for routes that connect with the address of a client.
-    pub(super) fn deliver_to_client_addresses(&mut self, snapshot: &Snapshot) -> Result<(), Vec<BuildError>> {
+    fn divert_for_routes(&mut self, snapshot: &Snapshot) -> Result<(), BuildError> {
         let is_such =
             |route: &Arc<Route>| matches!(&route.action, Action::Terminate(terminate) if terminate.from_client);
-        let index = snapshot.routes.iter().position(is_such);
-        let Some(index) = index.filter(|_| self.client_addresses.is_none()) else { return Ok(()) };
-        let fault = |error: std::io::Error| {
-            let reason = format!("connecting with the address of a client: {error}. {}", transparent::remedy(&error));
-            vec![BuildError { path: format!("routes[{index}].terminate.source"), reason }]
-        };
-        self.client_addresses = Some(Interception::open(0, &Plan::default()).map_err(fault)?);
-        Ok(())
+        let Some(index) = snapshot.routes.iter().position(is_such) else { return Ok(()) };
+        self.divert().map(drop).map_err(|error| BuildError {
+            path: format!("routes[{index}].terminate.source"),
+            reason: format!("connecting with the address of a client: {error}. {}", transparent::remedy(&error)),
+        })
     }
 
     /// Applies the destinations of the running document to the interceptions. A new one has them already.
@@ -385,6 +392,9 @@ impl Node {
     }
 }
 
+/// SYNs beyond `limits.held-syns` that wait until a worker lets them pass.
+const QUEUE_HEADROOM: u32 = 1024;
+
 /// What an interception takes.
 fn plan(transparent: &Transparent, limits: &Limits) -> Plan {
     Plan {
@@ -392,7 +402,8 @@ fn plan(transparent: &Transparent, limits: &Limits) -> Plan {
         ports: transparent.ports.clone(),
         hold: transparent.hold_syn,
         udp: transparent.udp,
-        queue_length: u32::try_from(limits.held_syns).unwrap_or(u32::MAX),
+        // Workers count the SYNs beyond the limit; the kernel counts none that it lets pass.
+        queue_length: u32::try_from(limits.held_syns).unwrap_or(u32::MAX).saturating_add(QUEUE_HEADROOM),
     }
 }
 
