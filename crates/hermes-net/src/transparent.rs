@@ -19,14 +19,17 @@
 mod routing;
 mod rules;
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use ipnet::IpNet;
-use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{Ipv4OrigDstAddr, Ipv6OrigDstAddr};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrIn, SockaddrIn6, SockaddrStorage, recvmsg, setsockopt};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use tokio::io::Interest;
 use tokio::net::{TcpSocket, TcpStream};
 
 use self::rules::Layout;
@@ -318,7 +321,7 @@ pub async fn connect_from(
     to: SocketAddr,
     may_have: impl FnOnce(&TcpSocket) -> io::Result<()>,
 ) -> io::Result<TcpStream> {
-    let socket = spoofed(Type::STREAM, Protocol::TCP, source)?;
+    let socket = transparent_socket(Type::STREAM, Protocol::TCP, source, SPOOF_MARK)?;
     let socket = TcpSocket::from_std_stream(socket.into());
     may_have(&socket)?;
     let stream = socket.connect(to).await?;
@@ -326,22 +329,68 @@ pub async fn connect_from(
     Ok(stream)
 }
 
+/// Receives the first datagram of an intercepted flow: its payload, source and destination. Cancel safe.
+///
+/// # Errors
+/// The errors of the socket, or a datagram without its destination.
+pub async fn receive(socket: &tokio::net::UdpSocket) -> io::Result<(Bytes, SocketAddr, SocketAddr)> {
+    socket.async_io(Interest::READABLE, || receive_now(socket)).await
+}
+
+fn receive_now(socket: &tokio::net::UdpSocket) -> io::Result<(Bytes, SocketAddr, SocketAddr)> {
+    let mut payload = vec![0; crate::udp::MAX_PAYLOAD];
+    let mut control = nix::cmsg_space!(libc::sockaddr_in6);
+    let mut parts = [IoSliceMut::new(&mut payload)];
+    let received =
+        recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::MSG_DONTWAIT)?;
+    let source = received.address.as_ref().and_then(socket_address);
+    let destination = received.cmsgs()?.find_map(|message| match message {
+        ControlMessageOwned::Ipv4OrigDstAddr(address) => Some(SocketAddrV4::from(SockaddrIn::from(address)).into()),
+        ControlMessageOwned::Ipv6OrigDstAddr(address) => Some(SocketAddrV6::from(SockaddrIn6::from(address)).into()),
+        _ => None,
+    });
+    let length = received.bytes;
+    let (Some(source), Some(destination)) = (source, destination) else {
+        return Err(io::Error::other("a datagram without its destination"));
+    };
+    payload.truncate(length);
+    Ok((payload.into(), source, destination))
+}
+
+fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = || address.as_sockaddr_in().map(|v4| SocketAddrV4::from(*v4).into());
+    v4().or_else(|| address.as_sockaddr_in6().map(|v6| SocketAddrV6::from(*v6).into()))
+}
+
+/// A UDP socket with the address of the destination of an intercepted flow, connected to its client. The kernel
+/// delivers the client's next datagrams to it.
+///
+/// # Errors
+/// `EPERM` without CAP_NET_ADMIN, and the errors of the kernel.
+pub fn udp_at(destination: SocketAddr, client: SocketAddr) -> io::Result<std::net::UdpSocket> {
+    let socket = transparent_socket(Type::DGRAM, Protocol::UDP, destination, crate::socket_mark::MARK)?;
+    crate::host::spare(&socket)?;
+    socket.connect(&client.into())?;
+    Ok(socket.into())
+}
+
 /// A UDP socket with the address and port of a client, connected to `to`.
 ///
 /// # Errors
 /// `EPERM` without CAP_NET_ADMIN, and the errors of the kernel.
 pub fn udp_from(source: SocketAddr, to: SocketAddr) -> io::Result<std::net::UdpSocket> {
-    let socket = spoofed(Type::DGRAM, Protocol::UDP, source)?;
+    let socket = transparent_socket(Type::DGRAM, Protocol::UDP, source, SPOOF_MARK)?;
     socket.connect(&to.into())?;
     Ok(socket.into())
 }
 
-fn spoofed(kind: Type, protocol: Protocol, source: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(source), kind, Some(protocol))?;
-    set_transparent(&socket, source.ip())?;
+/// A socket with an address that need not belong to this machine.
+fn transparent_socket(kind: Type, protocol: Protocol, address: SocketAddr, mark: u32) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
+    set_transparent(&socket, address.ip())?;
     socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
-    socket.set_mark(SPOOF_MARK)?;
-    socket.bind(&source.into())?;
+    socket.set_mark(mark)?;
+    socket.bind(&address.into())?;
     Ok(socket)
 }

@@ -16,7 +16,7 @@ use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::skip::needs_root;
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
 const ROUTER_BY_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
@@ -330,6 +330,42 @@ fn a_port_is_used_again() {
             let stream = connected.await.unwrap().unwrap();
             // A reset leaves no TIME_WAIT at the client.
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+        }
+    });
+}
+
+/// UDP passes untouched, or becomes sessions where the listener says so. The addresses are the same either way.
+#[test]
+fn udp_flows_pass_or_are_carried() {
+    on_a_path("transparent::udp", async |path, overlay| {
+        let document = "
+workers: 2
+listeners:
+- {name: pep, protocol: transparent, capture: ['0.0.0.0/0', '::/0'], udp: $UDP}
+routes:
+- {name: flows, match: {kind: udp}, terminate: {udp: original, source: client}}
+";
+        for carried in [false, true] {
+            let draft = overlay.node("pep").document(document).with("UDP", carried).within(&path.router);
+            let node = draft.start().await.unwrap();
+            for (server, client) in [("10.2.0.2:8000", "10.1.0.2:0"), ("[fd02::2]:8000", "[fd01::2]:0")] {
+                let server: SocketAddr = server.parse().unwrap();
+                let at_server = path.server.run(async { UdpSocket::bind(server).await.unwrap() }).await.unwrap();
+                let at_client = path.client.run(async { UdpSocket::bind(client).await.unwrap() }).await.unwrap();
+                at_client.connect(server).await.unwrap();
+                for round in 0..3_u8 {
+                    at_client.send(&[round; 1000]).await.unwrap();
+                    let mut datagram = [0; 2000];
+                    let (length, from) = at_server.recv_from(&mut datagram).await.unwrap();
+                    assert_eq!((&datagram[..length], from), (&[round; 1000][..], at_client.local_addr().unwrap()));
+                    // A connected socket accepts answers from the server's address alone.
+                    at_server.send_to(b"answer", from).await.unwrap();
+                    let length = at_client.recv(&mut datagram).await.unwrap();
+                    assert_eq!(&datagram[..length], b"answer");
+                }
+            }
+            let (_, sessions) = node.ask("/sessions").await.unwrap();
+            assert_eq!(sessions.matches("\"kind\": \"udp\"").count(), if carried { 2 } else { 0 }, "{sessions}");
         }
     });
 }

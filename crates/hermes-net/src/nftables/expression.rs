@@ -97,13 +97,6 @@ impl Expression {
                 mask(list, &under.to_ne_bytes());
                 compare(list, EQUAL, &bits.to_ne_bytes());
             }
-            Self::SetMark(mark) => {
-                immediate(list, REGISTER, &mark.to_ne_bytes());
-                element(list, "meta", |data| {
-                    data.be32(2, META_MARK);
-                    data.be32(3, REGISTER);
-                });
-            }
             Self::Protocol(number) => {
                 load_meta(list, META_L4PROTO);
                 compare(list, EQUAL, &[*number]);
@@ -149,6 +142,20 @@ impl Expression {
                 });
                 compare(list, EQUAL, &value.to_ne_bytes());
             }
+            statement => statement.encode_statement(list),
+        }
+    }
+
+    /// Appends the elements of a statement or a verdict.
+    fn encode_statement(&self, list: &mut Attributes<'_>) {
+        match self {
+            Self::SetMark(mark) => {
+                immediate(list, REGISTER, &mark.to_ne_bytes());
+                element(list, "meta", |data| {
+                    data.be32(2, META_MARK);
+                    data.be32(3, REGISTER);
+                });
+            }
             Self::TproxyTo(to) => {
                 match to.ip() {
                     IpAddr::V4(address) => immediate(list, REGISTER, &address.octets()),
@@ -187,6 +194,8 @@ impl Expression {
                 data.be32(1, VERDICT_REGISTER);
                 data.nested(2, |value| value.nested(2, |code| code.be32(1, (*verdict as i32).cast_unsigned())));
             }),
+            // `encode` has appended the conditions.
+            _ => {}
         }
     }
 }

@@ -5,6 +5,8 @@
 //! connection stands. It gets a reset if that was refused, and nothing if nobody answered. Beyond `limits.held-syns`,
 //! connections pass without a session. Never: a packet of a connection that began before the listener.
 
+mod udp;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
@@ -49,6 +51,8 @@ pub(super) struct Interceptor {
     slot: usize,
     queue: QueueReader,
     listeners: Vec<TcpListener>,
+    /// Sockets for the first datagrams of UDP flows, until their tasks take them.
+    udp: RefCell<Vec<tokio::net::UdpSocket>>,
     held: RefCell<HashMap<Flow, Held>>,
 }
 
@@ -67,9 +71,10 @@ enum Held {
 pub(super) fn open(worker: &Rc<Worker>, interception: Arc<Interception>, slot: usize) -> io::Result<Rc<Interceptor>> {
     let sockets = interception.sockets(slot)?;
     let listeners = sockets.listeners.into_iter().map(TcpListener::from_std).collect::<io::Result<_>>()?;
+    let udp = sockets.udp.into_iter().map(tokio::net::UdpSocket::from_std).collect::<io::Result<_>>()?;
     let queue = QueueReader::new(sockets.queue)?;
-    let worker = worker.clone();
-    Ok(Rc::new(Interceptor { worker, interception, slot, queue, listeners, held: RefCell::default() }))
+    let (worker, udp) = (worker.clone(), RefCell::new(udp));
+    Ok(Rc::new(Interceptor { worker, interception, slot, queue, listeners, udp, held: RefCell::default() }))
 }
 
 /// Serves connections until the listener ends, and then those whose SYN is still held.
@@ -79,6 +84,17 @@ pub(super) async fn accept_all(
     ending: Rc<Oneshot<Ending>>,
     ended: Rc<Oneshot<()>>,
 ) {
+    // A signal has one waiter, so each of the UDP tasks has one of its own.
+    let udp_endings: Vec<Rc<Oneshot<Ending>>> = this
+        .udp
+        .take()
+        .into_iter()
+        .map(|socket| {
+            let ending = Rc::<Oneshot<Ending>>::default();
+            this.worker.spawn(udp::receive_all(this.worker.clone(), socket, known.name.clone(), ending.clone()));
+            ending
+        })
+        .collect();
     let mut is_ending = false;
     let mut packets = Vec::new();
     loop {
@@ -95,8 +111,9 @@ pub(super) async fn accept_all(
                 }
                 Err(error) => {
                     tracing::error!(listener = %known.name, %error, "cannot read held SYNs; connections pass unserved");
-                    ending.wait().await;
+                    let how = ending.wait().await;
                     is_ending = true;
+                    udp_endings.iter().for_each(|ending| ending.set(how));
                     ended.set(());
                 }
             },
@@ -104,9 +121,10 @@ pub(super) async fn accept_all(
                 Ok((tcp, source)) => this.take_connection(&mut known, tcp, source),
                 Err(error) => super::pause_after(&this.worker, &known.name, &error).await,
             },
-            _ = ending.wait(), if !is_ending => {
+            how = ending.wait(), if !is_ending => {
                 // No other process shares these sockets.
                 is_ending = true;
+                udp_endings.iter().for_each(|ending| ending.set(how));
                 ended.set(());
             }
         }
@@ -253,7 +271,7 @@ async fn serve_held(worker: &Rc<Worker>, connection: &Rc<Connection>, mut syn: H
         return syn.decide(PacketVerdict::Accept);
     }
     let origin = Origin { worker, listener: &connection.listener, source: syn.flow.0, trust: &trust, secure: false };
-    let outcome = match request(&origin, syn.flow.1) {
+    let outcome = match request(&origin, Kind::Tcp, syn.flow.1) {
         Ok(mut request) => {
             request.connection = Some(connection.clone());
             session::serve(worker, request).await
@@ -308,17 +326,17 @@ pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
         secure: ready.secure,
     };
     let mut near = ByteStream::io(ready.io, Bytes::new());
-    match open_session(worker, Some(connection), &mut near, request(&origin, destination)).await {
+    match open_session(worker, Some(connection), &mut near, request(&origin, Kind::Tcp, destination)).await {
         SessionOutcome::Tunnel(tunnel) => session::relay(DownstreamEnd::Stream(near), *tunnel).await,
         SessionOutcome::Response(_) => near.abort(),
     }
 }
 
-/// The request for an intercepted connection: CONNECT to the address that the client dialled. It carries the client's
+/// The request for an intercepted connection or flow: CONNECT or CONNECT-UDP to the address that the client used. It carries the client's
 /// own address and port, since the last node may connect with them.
-fn request<'a>(origin: &Origin<'_>, destination: SocketAddr) -> Result<Request<'a>, Box<Rejected>> {
+fn request<'a>(origin: &Origin<'_>, kind: Kind, destination: SocketAddr) -> Result<Request<'a>, Box<Rejected>> {
     let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
-    let mut request = from_flow(origin, Kind::Tcp, &authority(destination), "")?;
+    let mut request = from_flow(origin, kind, &authority(destination), "")?;
     let source = SocketAddr::new(origin.source.ip().to_canonical(), origin.source.port());
     if let (Some(facts), Ok(value)) = (Rc::get_mut(&mut request.facts), HeaderValue::try_from(source.to_string())) {
         facts.headers.insert(headers::SOURCE, value);

@@ -206,7 +206,7 @@ impl Flows {
 }
 
 /// Feeds a detached flow from its own socket until it ends.
-async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue: Rc<FlowQueue>) {
+pub(super) async fn feed(worker: Rc<Worker>, socket: Rc<UdpSocket>, peer: SocketAddr, queue: Rc<FlowQueue>) {
     std::future::poll_fn(|cx| {
         for _ in 0..ROUNDS {
             if queue.poll_closed(cx).is_ready() {

@@ -1,0 +1,18 @@
+//! Named Data Networking (NDN) without I/O.
+//!
+//! In: bytes of packets. Out: names, Interests, Data, signatures that verify, and frames of the link protocol. Sources:
+//! the NDN packet format 0.3, NDNLPv2, and the naming conventions of revision 3. Never: a socket, a clock, or a packet
+//! that is kept.
+
+pub mod lp;
+pub mod name;
+pub mod packet;
+pub mod signature;
+pub mod tlv;
+
+pub use name::{Component, Name};
+pub use packet::{Data, Interest, Packet};
+pub use tlv::NdnError;
+
+/// The longest packet in bytes that forwarders accept (`NDN_MAX_PACKET_SIZE` of ndn-cxx).
+pub const MAX_PACKET: usize = 8800;
