@@ -158,7 +158,7 @@ impl Name {
         if count >= self.count {
             return self.clone();
         }
-        let bytes = self.components().take(count).map(|component| component.0.len()).sum();
+        let bytes: usize = self.components().take(count).map(|component| component.0.len()).sum();
         Self { encoded: self.encoded.slice(..bytes), count }
     }
 
@@ -241,7 +241,9 @@ impl fmt::Display for Component {
         }
         for byte in &value {
             match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => f.write_char(char::from(*byte))?,
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    f.write_char(char::from(*byte))?
+                }
                 _ => write!(f, "%{byte:02X}")?,
             }
         }
@@ -336,13 +338,25 @@ mod tests {
     fn uris_are_read_and_written() {
         let digest = format!("/a/sha256digest={}", "0f".repeat(32));
         let params = format!("/params-sha256={}", "ab".repeat(32));
-        for text in ["/", "/a/b", "/%00%FF", "/...", "/.....", "/v=1/seg=256", "/off=0/t=70000/seq=9", "/32=metadata", &digest, &params]
-        {
+        for text in [
+            "/",
+            "/a/b",
+            "/%00%FF",
+            "/...",
+            "/.....",
+            "/v=1/seg=256",
+            "/off=0/t=70000/seq=9",
+            "/32=metadata",
+            &digest,
+            &params,
+        ] {
             assert_eq!(name(text).to_string(), *text);
         }
         assert_eq!(name("ndn:/a/b/"), name("/a/b"));
         assert_eq!(name("/8=a%2Fb").to_string(), "/a%2Fb");
-        for bad in ["a", "/a//b", "/..", "/%4", "/%zz", "/x=1", "/0=a", "/65536=a", "/seg=x", "/sha256digest=00", "/1=a"] {
+        for bad in
+            ["a", "/a//b", "/..", "/%4", "/%zz", "/x=1", "/0=a", "/65536=a", "/seg=x", "/sha256digest=00", "/1=a"]
+        {
             assert!(bad.parse::<Name>().is_err(), "{bad}");
         }
     }
@@ -350,19 +364,7 @@ mod tests {
     /// Packet format 0.3, "Canonical order": by type, then length, then value; a prefix comes first.
     #[test]
     fn the_order_is_canonical() {
-        let sorted = [
-            "/",
-            "/...",
-            "/a",
-            "/a/b",
-            "/b",
-            "/aa",
-            "/32=a",
-            "/seg=1",
-            "/seg=2",
-            "/seg=256",
-            "/300=a",
-        ];
+        let sorted = ["/", "/...", "/a", "/a/b", "/b", "/aa", "/32=a", "/seg=1", "/seg=2", "/seg=256", "/300=a"];
         for pair in sorted.windows(2) {
             assert!(name(pair[0]) < name(pair[1]), "{pair:?}");
         }

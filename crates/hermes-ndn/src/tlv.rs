@@ -3,7 +3,7 @@
 //! In: bytes. Out: elements without a copy, in the order that a packet defines. Numbers must have their shortest form.
 //! An unknown element is skipped unless its type is critical: odd, or at most 31. Never: recursion.
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
 /// The reason why bytes are no NDN packet. The peer is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -172,11 +172,6 @@ impl Elements {
         }
         self.next = Element::take(&mut self.rest)?;
         Ok(())
-    }
-
-    /// The bytes after the elements that were taken so far.
-    pub fn remaining(&self) -> usize {
-        self.rest.remaining() + self.next.as_ref().map_or(0, |next| next.whole.len())
     }
 
     /// Checks what is left.
