@@ -281,6 +281,70 @@ impl fmt::Display for CongestionControl {
     }
 }
 
+/// The URI of an NDN name, such as `/org/dev`. Its components are checked where it is used.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NdnName(pub Arc<str>);
+text_scalar!(NdnName, "the URI of an NDN name such as /org/dev");
+
+impl FromStr for NdnName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let path = text.strip_suffix('/').unwrap_or(text);
+        let is_fit = text.starts_with('/')
+            && text.bytes().all(|byte| byte.is_ascii_graphic())
+            && (text == "/" || path[1..].split('/').all(|part| !matches!(part, "" | "." | "..")));
+        if is_fit {
+            Ok(NdnName(Arc::from(text)))
+        } else {
+            Err(format!("invalid NDN name {text:?}; use a URI such as /org/dev"))
+        }
+    }
+}
+
+impl fmt::Display for NdnName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The face of an NDN forwarder: `udp://HOST:PORT`, `tcp://HOST:PORT` or `unix:///PATH`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum FaceUri {
+    /// Datagrams, each with a frame.
+    Udp(HostPort),
+    /// A stream of frames.
+    Tcp(HostPort),
+    /// A stream of frames over a socket of this machine.
+    Unix(Arc<str>),
+}
+text_scalar!(FaceUri, "the URI of a face such as udp://127.0.0.1:6363");
+
+impl FromStr for FaceUri {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let invalid =
+            |why: String| format!("invalid face {text:?}: {why}; use udp://HOST:PORT, tcp://HOST:PORT or unix:///PATH");
+        match text.split_once("://") {
+            Some(("udp", target)) => target.parse().map(FaceUri::Udp).map_err(invalid),
+            Some(("tcp", target)) => target.parse().map(FaceUri::Tcp).map_err(invalid),
+            Some(("unix", path)) if path.starts_with('/') && path.len() > 1 => Ok(FaceUri::Unix(Arc::from(path))),
+            _ => Err(invalid("unknown scheme".to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for FaceUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FaceUri::Udp(target) => write!(f, "udp://{target}"),
+            FaceUri::Tcp(target) => write!(f, "tcp://{target}"),
+            FaceUri::Unix(path) => write!(f, "unix://{path}"),
+        }
+    }
+}
+
 /// A host (name or address, no brackets) and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostPort {

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use crate::limits::Limits;
 
-pub use crate::scalar::HostPort;
+pub use crate::scalar::{FaceUri, HostPort};
 pub use index::RouteIndex;
 pub use listener::{
-    Capture, CarryNames, ClientAuth, Dns, IpListener, Listener, ListenerProtocol, ListenerTls, Peer, PortKind,
+    Capture, CarryNames, ClientAuth, Dns, IpListener, Listener, ListenerProtocol, ListenerTls, Ndn, Peer, PortKind,
     Transparent, Tun, VirtualIpPools,
 };
 pub use policy::{Cache, Custody, Durable, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};

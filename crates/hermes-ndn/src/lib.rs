@@ -4,6 +4,7 @@
 //! the NDN packet format 0.3, NDNLPv2, and the naming conventions of revision 3. Never: a socket, a clock, or a packet
 //! that is kept.
 
+pub mod framing;
 pub mod lp;
 pub mod name;
 pub mod packet;
@@ -14,5 +15,7 @@ pub use name::{Component, Name};
 pub use packet::{Data, Interest, Packet};
 pub use tlv::NdnError;
 
+/// The longest frame in bytes on a stream: a packet with the fields of NDNLPv2.
+pub const MAX_FRAME: usize = MAX_PACKET + 256;
 /// The longest packet in bytes that forwarders accept (`NDN_MAX_PACKET_SIZE` of ndn-cxx).
 pub const MAX_PACKET: usize = 8800;

@@ -314,6 +314,19 @@ impl UdpSocket {
         self.io.poll_send_ready(cx)
     }
 
+    /// Sends one datagram, and waits while the socket buffer is full. Several tasks may send. Cancel safe.
+    ///
+    /// # Errors
+    /// The errors of the socket.
+    pub async fn send(&self, peer: SocketAddr, datagram: &[u8]) -> io::Result<()> {
+        loop {
+            match self.try_send(peer, datagram, datagram.len()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.io.writable().await?,
+                sent => return sent,
+            }
+        }
+    }
+
     /// Sends `contents` as datagrams of `segment` bytes each (the last may be shorter).
     ///
     /// # Errors

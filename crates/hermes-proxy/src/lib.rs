@@ -12,6 +12,7 @@ pub mod embed;
 mod filters;
 mod ip;
 mod listener;
+mod ndn;
 mod node;
 mod rate_limit;
 mod request;

@@ -12,6 +12,7 @@ pub(crate) mod http;
 mod interim;
 mod ip;
 mod lingering_close;
+mod ndn;
 pub(crate) mod quic;
 pub(crate) mod reverse_dialer;
 mod socks5;
@@ -78,7 +79,7 @@ pub(crate) enum BoundSocket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Transport {
     Tcp,
-    /// UDP flows, or packets of an IP listener.
+    /// UDP flows, packets of an IP listener, or frames of NDN.
     Udp,
     Quic,
     /// DNS queries over UDP.
@@ -95,6 +96,7 @@ impl Transport {
             ListenerProtocol::Http if listener.http3 => &[Transport::Tcp, Transport::Quic],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
             ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
+            ListenerProtocol::Ndn(_) => &[Transport::Tcp, Transport::Udp],
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[Transport::Udp],
             ListenerProtocol::Transparent(_) => &[Transport::Transparent],
             ListenerProtocol::Tun(_) => &[],
@@ -165,8 +167,15 @@ impl Acceptor {
             BoundSocket::Udp(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
+                let generation = worker.generation();
+                let listener = generation.listener(&socket.name);
+                let is_ndn = listener.is_some_and(|one| matches!(one.protocol, ListenerProtocol::Ndn(_)));
                 worker.spawn(async move {
-                    udp::receive_all(here, bound, socket.name, ending, udp::Targets::Document).await;
+                    if is_ndn {
+                        ndn::receive_all(here, bound, socket.name, ending).await;
+                    } else {
+                        udp::receive_all(here, bound, socket.name, ending, udp::Targets::Document).await;
+                    }
                     ended.set(());
                 });
             }
@@ -352,6 +361,10 @@ async fn serve_connection(
         ListenerProtocol::Transparent(_) => {
             connection.set_stage(worker, Stage::Idle);
             Box::pin(transparent::serve(worker, connection, ready)).await;
+        }
+        ListenerProtocol::Ndn(_) => {
+            connection.set_stage(worker, Stage::Idle);
+            Box::pin(ndn::serve(worker, connection, ready)).await;
         }
         ListenerProtocol::Socks5 => {
             connection.set_stage(worker, Stage::Head);

@@ -220,6 +220,10 @@ async fn act(
             let port = Box::pin(terminate::udp(worker, entry, terminate, route)).await?;
             Ok(tunnel(&mut request, UpstreamEnd::Datagrams(port)))
         }
+        (Action::Face(face), Kind::Tcp) => {
+            let stream = Box::pin(terminate::face::open(worker, entry, face, route)).await?;
+            Ok(tunnel(&mut request, UpstreamEnd::Stream(stream)))
+        }
         (Action::Device(gateway), Kind::Ip) => {
             let end = Box::pin(terminate::device(worker, entry, gateway, route)).await?;
             Ok(tunnel(&mut request, UpstreamEnd::Datagrams(end)))

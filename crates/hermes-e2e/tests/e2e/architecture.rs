@@ -39,6 +39,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
                 "hermes-custody",
                 "hermes-ip",
                 "hermes-model",
+                "hermes-ndn",
                 "hermes-net",
                 "hermes-outbound",
                 "hermes-rate-limit",

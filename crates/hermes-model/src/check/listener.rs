@@ -13,13 +13,18 @@ use crate::authority::Authority;
 use crate::document::keyword::Protocol;
 use crate::document::listener as section;
 use crate::scalar::{OneOrMany, Prefix};
-use crate::snapshot::{Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Transparent, Tun};
+use crate::snapshot::{
+    Capture, CarryNames, ClientAuth, Listener, ListenerProtocol, ListenerTls, Ndn, Transparent, Tun,
+};
 use crate::spiffe::is_user_name;
 use crate::trust::HERMES_USER;
 
 /// The most pairs of prefix and port that a `transparent` listener intercepts. The kernel compares each SYN with them in
 /// turn.
 const MAX_INTERCEPTION_RULES: usize = 256;
+
+/// The target of the sessions of an `ndn` listener that names none: NDN's port is 6363.
+const NDN_AUTHORITY: &str = "NDN:6363";
 
 /// Builds a listener; `None` if an essential part is missing.
 pub(super) fn build(
@@ -89,8 +94,9 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("http2", section.http2.is_some(), http, "protocol http");
     only("http3", section.http3, http, "protocol http");
     only("trust", !section.trust.is_empty(), http, "protocol http");
-    let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp);
-    only("authority", section.authority.is_some(), named, "protocol tcp or udp");
+    let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp | Protocol::Ndn);
+    only("authority", section.authority.is_some(), named, "protocol tcp, udp or ndn");
+    only("namespaces", !section.namespaces.is_empty(), section.protocol == Protocol::Ndn, "protocol ndn");
     let tun = section.protocol == Protocol::Tun;
     let transparent = section.protocol == Protocol::Transparent;
     only("bind", section.bind.is_some(), !tun && !transparent, "a protocol with a port");
@@ -111,7 +117,8 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("peers", !section.peers.is_empty(), ip, "protocol ip");
     only("set-headers", !section.set_headers.is_empty(), !dns, "a protocol with sessions");
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
-    only("congestion", section.congestion.is_some(), stream || transparent, "a protocol over TCP");
+    let over_tcp = stream || transparent || section.protocol == Protocol::Ndn;
+    only("congestion", section.congestion.is_some(), over_tcp, "a protocol over TCP");
     only("tls", section.tls.is_some(), stream, "protocol http, tcp or socks5");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "protocol http, tcp or socks5");
     if section.dial.is_some() {
@@ -142,16 +149,19 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
         Protocol::Dns => return dns::build(section, at, report).map(ListenerProtocol::Dns),
         Protocol::Ip => return ip_listener::build(section, at, report).map(ListenerProtocol::Ip),
         Protocol::Transparent => return Some(ListenerProtocol::Transparent(transparent(section, at, report))),
-        Protocol::Tcp | Protocol::Udp => {}
+        Protocol::Tcp | Protocol::Udp | Protocol::Ndn => {}
     }
+    let at_listener = at;
     let at = format!("{at}.authority");
-    let Some(text) = &section.authority else {
+    let text = section.authority.as_deref().or((section.protocol == Protocol::Ndn).then_some(NDN_AUTHORITY));
+    let Some(text) = text else {
         report.problem(at, "missing target of the connections or flows; add authority: NAME:PORT, such as DB:3306");
         return None;
     };
     let authority = report.ok_or_report(|| at, tunnel_authority(text))?;
     Some(match section.protocol {
         Protocol::Udp => ListenerProtocol::Udp { authority },
+        Protocol::Ndn => ListenerProtocol::Ndn(Ndn { authority, namespaces: namespaces(section, at_listener, report) }),
         _ => ListenerProtocol::Tcp { authority },
     })
 }
@@ -183,6 +193,28 @@ fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun
     }
     let device = section.device.as_ref()?.0.clone();
     Some(Tun { device, addresses, captures, carry_names: section.carry_names })
+}
+
+/// The prefixes of NDN names that an `ndn` listener serves.
+fn namespaces(section: &section::Listener, at: &str, report: &mut Report) -> Vec<(Arc<str>, Arc<str>)> {
+    if section.namespaces.is_empty() {
+        let message = "missing namespaces; add namespaces: {NAME: /PREFIX}, such as {DEV: /org/dev}";
+        report.problem(format!("{at}.namespaces"), message);
+    }
+    let mut all: Vec<(Arc<str>, Arc<str>)> = Vec::new();
+    for (name, prefixes) in &section.namespaces {
+        let path = format!("{at}.namespaces.{name}");
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',') {
+            report.problem(&path, "invalid name of a namespace; use visible ASCII characters without commas");
+        }
+        for prefix in prefixes.iter() {
+            if let Some((other, _)) = all.iter().find(|(_, known)| *known == prefix.0) {
+                report.problem(&path, format!("{prefix} already belongs to namespace {other}; keep one"));
+            }
+            all.push((Arc::from(name.as_str()), prefix.0.clone()));
+        }
+    }
+    all
 }
 
 /// The connections that a `transparent` listener intercepts.

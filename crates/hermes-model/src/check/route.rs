@@ -147,6 +147,10 @@ fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Opt
 
 fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
     let dials = section.tcp.is_some() || section.udp.is_some() || section.http.is_some();
+    if let (Some(face), false, None) = (&section.ndn, dials, &section.tun) {
+        check_face(section, at, report);
+        return Some(Action::Face(face.clone()));
+    }
     if let (Some(device), false) = (&section.tun, dials) {
         return Some(Action::Device(build_gateway(section, &device.0, at, report)));
     }
@@ -165,10 +169,12 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
             .into_iter()
             .filter_map(|(kind, target)| Some((kind, target.as_ref()?)))
             .collect();
-    let ([(kind, target)], None) = (written.as_slice(), &section.tun) else {
+    let ([(kind, target)], None, None) = (written.as_slice(), &section.tun, &section.ndn) else {
         let message = match written.len() {
-            0 => "missing destination; add exactly one of tcp, udp, http: authority or HOST:PORT, or tun: DEVICE",
-            _ => "more than one destination; keep one of tcp, udp, http, tun, and add a route for each other one",
+            0 => {
+                "missing destination; add exactly one of tcp, udp, http: authority or HOST:PORT, ndn: FACE, or tun: DEVICE"
+            }
+            _ => "more than one destination; keep one of tcp, udp, http, ndn, tun, and add a route for each other one",
         };
         report.problem(at, message);
         return None;
@@ -215,6 +221,27 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
 /// packets do not reach through a router, such as loopback and link-local ones, stay forbidden.
 fn default_reach(target: &Target) -> DialScope {
     if *target == Target::Original { DialScope::Private } else { DialScope::Public }
+}
+
+/// Reports keys that a face cannot have.
+fn check_face(section: &section::Terminate, at: &str, report: &mut Report) {
+    for (key, written) in [
+        ("address", !section.address.is_empty()),
+        ("assign", !section.assign.is_empty()),
+        ("assign-networks", section.assign_networks),
+        ("nat", section.nat),
+        ("dnat", section.dnat.is_some()),
+        ("reach", section.reach.is_some()),
+        ("guard", section.guard),
+        ("proxy-protocol", section.proxy_protocol.is_some()),
+        ("source", section.source.is_some()),
+        ("congestion", section.congestion.is_some()),
+        ("tls", section.tls.is_some()),
+    ] {
+        if written {
+            report.problem(format!("{at}.{key}"), format!("{key} does not apply to a face; remove it"));
+        }
+    }
 }
 
 fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, report: &mut Report) -> Gateway {
@@ -308,6 +335,7 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
                 respond.status.as_u16()
             ),
         ),
+        Action::Face(_) => ("terminate", "a face supports tcp sessions only".to_owned()),
         Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
         Action::Redirect(_) => ("redirect", "redirect supports http sessions only".to_owned()),
     };
@@ -320,7 +348,7 @@ fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, 
     let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
     let tunnel = match action {
         Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,
-        action => matches!(action, Action::Device(_)),
+        action => matches!(action, Action::Device(_) | Action::Face(_)),
     };
     if section.retry.is_some() && answered {
         report.warning(format!("{at}.retry"), "no effect: the node responds itself, without retries; remove it");

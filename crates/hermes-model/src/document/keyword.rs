@@ -140,6 +140,8 @@ pub enum Protocol {
     Ip,
     /// TCP connections to other hosts, intercepted on their way.
     Transparent,
+    /// NDN packets over UDP and TCP.
+    Ndn,
 }
 keywords!(
     Protocol,
@@ -153,8 +155,8 @@ keywords!(
         "dns" = Protocol::Dns,
         "ip" = Protocol::Ip,
         "transparent" = Protocol::Transparent,
+        "ndn" = Protocol::Ndn,
     ],
-    later ["ndn"],
     otherwise ["h3" = "use protocol: http with http3: true", "h2" = "use protocol: http, which includes HTTP/2"]
 );
 

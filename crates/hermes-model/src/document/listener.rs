@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::keyword::Protocol;
 use super::{Bind, is_default};
-use crate::scalar::{CongestionControl, DeviceName, HostAddress, OneOrMany, Prefix};
+use crate::scalar::{CongestionControl, DeviceName, HostAddress, NdnName, OneOrMany, Prefix};
 use crate::snapshot::{CarryNames, ClientAuth};
 
 /// A listener.
@@ -26,7 +26,7 @@ pub struct Listener {
     pub dial: Option<String>,
     /// Protocol that clients speak.
     pub protocol: Protocol,
-    /// Target of each connection or flow (`tcp` and `udp`).
+    /// Target of each connection or flow (`tcp` and `udp`; default `NDN:6363` for `ndn`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
     /// Fields set on the header of each session; they replace those of the client.
@@ -83,6 +83,9 @@ pub struct Listener {
     /// Intercept UDP flows, too (`transparent`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub udp: bool,
+    /// Prefixes of NDN names, by the name of their namespace (`ndn`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub namespaces: BTreeMap<String, OneOrMany<NdnName>>,
     /// Congestion control of the connections that it accepts. Default: the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub congestion: Option<CongestionControl>,

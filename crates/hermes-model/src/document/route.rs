@@ -15,7 +15,7 @@ use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::rewrite::Template;
-use crate::scalar::{CongestionControl, DeviceName, HostAddress, OneOrMany, Prefix, text_scalar};
+use crate::scalar::{CongestionControl, DeviceName, FaceUri, HostAddress, OneOrMany, Prefix, text_scalar};
 use crate::snapshot::{HostPort, OnChange, Target};
 
 /// A route.
@@ -198,7 +198,7 @@ impl Visitor<'_> for IpProtocolVisitor {
     }
 }
 
-/// `terminate`: exactly one of `tcp`, `udp`, `http` and `tun`.
+/// `terminate`: exactly one of `tcp`, `udp`, `http`, `ndn` and `tun`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Terminate {
@@ -208,6 +208,9 @@ pub struct Terminate {
     /// UDP destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub udp: Option<Target>,
+    /// Face of an NDN forwarder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ndn: Option<FaceUri>,
     /// HTTP origin for the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<Target>,

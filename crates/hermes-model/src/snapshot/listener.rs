@@ -57,7 +57,7 @@ impl Listener {
         match self.protocol {
             ListenerProtocol::Http if self.http3 => &[PortKind::Tcp, PortKind::Udp],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[PortKind::Tcp],
-            ListenerProtocol::Dns(_) => &[PortKind::Tcp, PortKind::Udp],
+            ListenerProtocol::Dns(_) | ListenerProtocol::Ndn(_) => &[PortKind::Tcp, PortKind::Udp],
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[PortKind::Udp],
             ListenerProtocol::Tun(_) | ListenerProtocol::Transparent(_) => &[],
         }
@@ -66,7 +66,7 @@ impl Listener {
     /// Kind of all its sessions, if every session has the same.
     pub(crate) fn only_kind(&self) -> Option<Kind> {
         match &self.protocol {
-            ListenerProtocol::Tcp { .. } => Some(Kind::Tcp),
+            ListenerProtocol::Tcp { .. } | ListenerProtocol::Ndn(_) => Some(Kind::Tcp),
             ListenerProtocol::Transparent(transparent) => (!transparent.udp).then_some(Kind::Tcp),
             ListenerProtocol::Udp { .. } => Some(Kind::Udp),
             ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => None,
@@ -115,6 +115,8 @@ pub enum ListenerProtocol {
     Ip(IpListener),
     /// Connections to other hosts, intercepted on their way: each becomes CONNECT to its destination address.
     Transparent(Transparent),
+    /// NDN packets over UDP and TCP: the packets of a namespace become CONNECT to this authority.
+    Ndn(Ndn),
 }
 
 impl ListenerProtocol {
@@ -129,8 +131,18 @@ impl ListenerProtocol {
             ListenerProtocol::Dns(_) => "dns",
             ListenerProtocol::Ip(_) => "ip",
             ListenerProtocol::Transparent(_) => "transparent",
+            ListenerProtocol::Ndn(_) => "ndn",
         }
     }
+}
+
+/// The sessions of an `ndn` listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ndn {
+    /// Target that routes match.
+    pub authority: crate::authority::Authority,
+    /// Names of namespaces, each with a prefix of NDN names (URI). Not empty.
+    pub namespaces: Vec<(Arc<str>, Arc<str>)>,
 }
 
 /// What a `transparent` listener intercepts.

@@ -14,7 +14,7 @@ use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::matcher::Matcher;
 use crate::rewrite::{Rewrite, Template};
-use crate::scalar::HostPort;
+use crate::scalar::{FaceUri, HostPort};
 
 /// A match on request attributes, and one action.
 #[derive(Debug, PartialEq)]
@@ -56,6 +56,8 @@ pub enum Action {
     Terminate(Terminate),
     /// Write the IP packets to a device of this machine.
     Device(Gateway),
+    /// Hand NDN packets to a face of a forwarder (`tcp` sessions of `ndn` listeners).
+    Face(FaceUri),
     /// Respond at this node.
     Respond(Respond),
     /// Redirect the client.
@@ -95,7 +97,7 @@ impl Route {
                 let networks = &self.matcher.networks;
                 gateway.dnat.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
             }
-            Action::Upstream(_) | Action::Respond(_) | Action::Redirect(_) => true,
+            Action::Upstream(_) | Action::Respond(_) | Action::Redirect(_) | Action::Face(_) => true,
         };
         !is_named && self.matcher.admits_unnamed_hosts()
     }
@@ -109,6 +111,7 @@ impl Action {
             Action::Upstream(upstream) => upstream.protocol != UpstreamProtocol::Tcp || kind == Kind::Tcp,
             Action::Terminate(terminate) => terminate.kind.session() == kind,
             Action::Device(_) => kind == Kind::Ip,
+            Action::Face(_) => kind == Kind::Tcp,
             Action::Respond(respond) => kind == Kind::Http || respond.status.as_u16() >= 400,
             Action::Redirect(_) => kind == Kind::Http,
         }

@@ -3,6 +3,8 @@
 //! In: a session that a route terminates. Out: a connected stream or socket. Never: a connection to an address outside
 //! the route's `reach`; each address is checked after DNS resolution.
 
+pub(crate) mod face;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;

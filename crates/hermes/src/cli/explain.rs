@@ -179,6 +179,7 @@ impl Explain {
                 (kind, self.named_authority(kind, is_https(listener, &trust))?)
             }
             ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
+            ListenerProtocol::Ndn(ndn) => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, &ndn.authority)?),
             ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
             ListenerProtocol::Dns(_) => {

@@ -146,7 +146,7 @@ fn sockets(listener: &Listener) -> impl Iterator<Item = (std::net::SocketAddr, &
         Protocol::Http if listener.http3 => &["TCP", "UDP"],
         Protocol::Http | Protocol::Tcp | Protocol::Socks5 => &["TCP"],
         Protocol::Udp | Protocol::Ip => &["UDP"],
-        Protocol::Dns => &["TCP", "UDP"],
+        Protocol::Dns | Protocol::Ndn => &["TCP", "UDP"],
         Protocol::Tun | Protocol::Transparent => &[],
     };
     let bind = listener.bind.map(|bind| bind.0);

@@ -1,0 +1,294 @@
+//! NDN listeners: a forwarder on this machine sends its packets to the node, over UDP or TCP.
+//!
+//! In: packets of a face. Out: for each namespace of a face a session, CONNECT to the listener's authority with the
+//! headers `hermes-service` and `hermes-namespace`. The longest prefix of a packet's name selects the namespace. An
+//! Interest outside all namespaces comes back with the reason "no route". A stream face is stopped while its session has
+//! no room; a datagram face gets congestion marks, and loses packets when its queue is full. Never: a cache, or a table
+//! of pending Interests.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::facts::{Kind, Trust};
+use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_ndn::lp::{Fragmenter, LpPacket, NackReason};
+use hermes_ndn::packet::{INTEREST, name_of};
+use hermes_ndn::{MAX_PACKET, Name};
+use hermes_net::udp::{self, UdpSocket};
+use http::{HeaderName, HeaderValue};
+use tokio::sync::mpsc;
+
+use super::{Ending, Ready, flow_table, open, trust_by_address};
+use crate::ndn::link::{FrameJoiner, frames, read_packets, write_packets};
+use crate::ndn::{PacketStream, QUEUE_PACKETS};
+use crate::request::{Origin, Rejected, Request, from_flow};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
+use crate::worker::Worker;
+use hermes_transport::oneshot::Oneshot;
+use hermes_transport::runtime::fair_shares::Share;
+use hermes_transport::runtime::session::Connection;
+use hermes_transport::runtime::yield_to_network;
+use hermes_transport::stream::ByteStream;
+
+const SERVICE: HeaderName = HeaderName::from_static("hermes-service");
+const NAMESPACE: HeaderName = HeaderName::from_static("hermes-namespace");
+/// After a session could not be opened, Interests for its namespace come back for this time.
+const PENALTY: Duration = Duration::from_secs(1);
+/// Receive calls before other tasks run.
+const ROUNDS: usize = 16;
+
+/// A face, and its sessions by namespace.
+struct Face {
+    worker: Rc<Worker>,
+    listener: Arc<Listener>,
+    source: SocketAddr,
+    trust: Trust,
+    connection: Option<Rc<Connection>>,
+    /// Prefixes with their namespaces, the longest first.
+    namespaces: Vec<(Name, Arc<str>)>,
+    to_face: mpsc::Sender<Bytes>,
+    sessions: RefCell<HashMap<Arc<str>, SessionState>>,
+    /// The next packet to the face carries a congestion mark.
+    is_congested: Cell<bool>,
+}
+
+enum SessionState {
+    Open(mpsc::Sender<Bytes>),
+    /// The session failed; it is not opened again before this time of the worker's clock, in milliseconds.
+    Failed(u64),
+}
+
+impl Face {
+    fn new(
+        worker: &Rc<Worker>,
+        listener: &Arc<Listener>,
+        (source, trust): (SocketAddr, Trust),
+        connection: Option<Rc<Connection>>,
+        to_face: mpsc::Sender<Bytes>,
+    ) -> Rc<Self> {
+        let ListenerProtocol::Ndn(ndn) = &listener.protocol else { unreachable!("a face of an `ndn` listener") };
+        // `check` accepts only URIs; one with an invalid component matches nothing.
+        let parsed = ndn.namespaces.iter().filter_map(|(name, prefix)| Some((prefix.parse().ok()?, name.clone())));
+        let mut namespaces: Vec<(Name, Arc<str>)> = parsed.collect();
+        namespaces.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+        Rc::new(Self {
+            worker: worker.clone(),
+            listener: listener.clone(),
+            source,
+            trust,
+            connection,
+            namespaces,
+            to_face,
+            sessions: RefCell::default(),
+            is_congested: Cell::new(false),
+        })
+    }
+
+    /// The queue of the session for a packet, which is opened if there is none. `None` if the packet goes nowhere.
+    fn session_of(self: &Rc<Self>, packet: &LpPacket) -> Option<mpsc::Sender<Bytes>> {
+        let inner = packet.fragment.clone()?;
+        let dropped = |reason| self.worker.shared.metrics.dropped(reason, 1);
+        let Ok((kind, name)) = name_of(inner.clone()) else {
+            dropped("ndn-malformed");
+            return None;
+        };
+        let Some((_, namespace)) = self.namespaces.iter().find(|(prefix, _)| prefix.is_prefix_of(&name)) else {
+            dropped("ndn-no-namespace");
+            self.return_interest(kind, inner, packet);
+            return None;
+        };
+        match self.sessions.borrow().get(namespace) {
+            Some(SessionState::Open(queue)) if !queue.is_closed() => return Some(queue.clone()),
+            Some(SessionState::Failed(until)) if *until > self.worker.now() => {
+                dropped("ndn-session-failed");
+                self.return_interest(kind, inner, packet);
+                return None;
+            }
+            _ => {}
+        }
+        let (queue, packets) = mpsc::channel(QUEUE_PACKETS);
+        self.sessions.borrow_mut().insert(namespace.clone(), SessionState::Open(queue.clone()));
+        self.worker.spawn(serve_namespace(self.clone(), namespace.clone(), packets));
+        Some(queue)
+    }
+
+    /// Sends an Interest back to the face, with the reason.
+    fn return_interest(&self, kind: u32, interest: Bytes, frame: &LpPacket) {
+        if kind == INTEREST && frame.nack.is_none() {
+            let nack = LpPacket::returning(interest, NackReason::NoRoute, frame.pit_token.clone());
+            let _ = self.to_face.try_send(nack.encode());
+        }
+    }
+
+    fn request<'a>(&self, namespace: &str) -> Result<Request<'a>, Box<Rejected>> {
+        let origin = Origin {
+            worker: &self.worker,
+            listener: &self.listener,
+            source: self.source,
+            trust: &self.trust,
+            secure: false,
+        };
+        let ListenerProtocol::Ndn(ndn) = &self.listener.protocol else { unreachable!("a face of an `ndn` listener") };
+        let mut request = from_flow(&origin, Kind::Tcp, &ndn.authority, "")?;
+        if let (Some(facts), Ok(namespace)) = (Rc::get_mut(&mut request.facts), HeaderValue::from_str(namespace)) {
+            facts.headers.insert(SERVICE, HeaderValue::from_static("NDN"));
+            facts.headers.insert(NAMESPACE, namespace);
+        }
+        Ok(request)
+    }
+}
+
+/// Serves the session of one namespace of a face.
+async fn serve_namespace(face: Rc<Face>, namespace: Arc<str>, packets: mpsc::Receiver<Bytes>) {
+    let stream = PacketStream::new(packets, face.to_face.clone());
+    let mut near = ByteStream::Boxed(Box::new(stream));
+    let opened = open(&face.worker, face.connection.as_ref(), &mut near, face.request(&namespace)).await;
+    let state = match opened {
+        SessionOutcome::Tunnel(tunnel) => {
+            session::relay(DownstreamEnd::Stream(near), *tunnel).await;
+            None
+        }
+        SessionOutcome::Response(_) => {
+            near.abort();
+            Some(SessionState::Failed(face.worker.now() + PENALTY.as_millis() as u64))
+        }
+    };
+    let mut sessions = face.sessions.borrow_mut();
+    match state {
+        Some(state) => drop(sessions.insert(namespace, state)),
+        // A newer session of the namespace stays.
+        None if matches!(sessions.get(&namespace), Some(SessionState::Open(queue)) if queue.is_closed()) => {
+            sessions.remove(&namespace);
+        }
+        None => {}
+    }
+}
+
+/// Serves a TCP connection of a forwarder until it ends.
+pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
+    let (to_face, mut queue) = mpsc::channel(QUEUE_PACKETS);
+    let whose = (ready.source, ready.trust);
+    let face = Face::new(worker, &connection.listener, whose, Some(connection.clone()), to_face);
+    let (mut read, mut write) = tokio::io::split(ready.io);
+    let reading = read_packets(&mut read, async |frame| {
+        let Ok(packet) = LpPacket::decode(frame) else {
+            worker.shared.metrics.dropped("ndn-malformed", 1);
+            return;
+        };
+        if let Some(session) = face.session_of(&packet) {
+            // A session that has ended loses the packet, as a link that breaks.
+            let _ = session.send(packet.encode()).await;
+        }
+    });
+    let ended = tokio::select! {
+        ended = reading => ended,
+        ended = write_packets(&mut write, &mut queue) => ended,
+        _ = connection.drain.wait() => Ok(()),
+    };
+    if let Err(error) = ended {
+        tracing::debug!(source = %connection.source.get(), %error, "a face has ended");
+    }
+    face.sessions.borrow_mut().clear();
+}
+
+/// The face of one source of datagrams.
+struct UdpFace {
+    face: Rc<Face>,
+    frames: FrameJoiner,
+    _share: Share,
+}
+
+/// Receives for all faces of a socket until the listener ends.
+pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Oneshot<Ending>>) {
+    let socket = Rc::new(socket);
+    let mut faces: HashMap<SocketAddr, UdpFace> = HashMap::new();
+    std::future::poll_fn(|cx| {
+        if ending.poll(cx).is_ready() {
+            return std::task::Poll::Ready(());
+        }
+        for _ in 0..ROUNDS {
+            let receiving = socket.clone();
+            let mut buffer = worker.udp_buffer.borrow_mut();
+            let received = receiving.poll_receive(cx, &mut buffer, |source, datagram| {
+                take_datagram(&worker, &name, &socket, &mut faces, source, datagram);
+            });
+            if received.is_pending() {
+                return std::task::Poll::Pending;
+            }
+        }
+        yield_to_network(cx);
+        std::task::Poll::Pending
+    })
+    .await;
+}
+
+fn take_datagram(
+    worker: &Rc<Worker>,
+    name: &Arc<str>,
+    socket: &Rc<UdpSocket>,
+    faces: &mut HashMap<SocketAddr, UdpFace>,
+    source: SocketAddr,
+    datagram: Bytes,
+) {
+    let metrics = &worker.shared.metrics;
+    if !faces.contains_key(&source) {
+        faces.retain(|_, known| !known.face.sessions.borrow().is_empty());
+        let Some(face) = begin_face(worker, name, socket, source) else { return };
+        faces.insert(source, face);
+    }
+    let Some(known) = faces.get_mut(&source) else { return };
+    let Ok(received) = known.frames.take(datagram, Duration::from_millis(worker.now())) else {
+        metrics.dropped("ndn-malformed", 1);
+        return;
+    };
+    let face = &known.face;
+    received.answer.map(|answer| face.to_face.try_send(answer));
+    let Some(packet) = received.packet else { return };
+    let Some(session) = face.session_of(&packet) else { return };
+    if session.capacity() < QUEUE_PACKETS / 2 {
+        face.is_congested.set(true);
+    }
+    if session.try_send(packet.encode()).is_err() {
+        metrics.dropped("queue-full", 1);
+    }
+}
+
+fn begin_face(worker: &Rc<Worker>, name: &Arc<str>, socket: &Rc<UdpSocket>, source: SocketAddr) -> Option<UdpFace> {
+    let generation = worker.generation();
+    let state = generation.listening(name)?;
+    let trust = trust_by_address(&state.listener, source);
+    let share = flow_table::take(worker, &state.flows, &trust, source.ip())?;
+    let (to_face, queue) = mpsc::channel(QUEUE_PACKETS);
+    let face = Face::new(worker, &state.listener, (source, trust), None, to_face);
+    worker.spawn(send_all(face.clone(), socket.clone(), queue));
+    Some(UdpFace { face, frames: FrameJoiner::new(), _share: share })
+}
+
+/// Sends packets to a source of datagrams until its face and all sessions have gone.
+async fn send_all(face: Rc<Face>, socket: Rc<UdpSocket>, mut queue: mpsc::Receiver<Bytes>) {
+    let (worker, source) = (face.worker.clone(), face.source);
+    let congested = Rc::downgrade(&face);
+    drop(face);
+    // The kernel knows the path; without a route, nothing can be sent anyway.
+    let mtu = udp::whole_payload(source).unwrap_or(MAX_PACKET);
+    let mut fragmenter = Fragmenter::new(worker.random().1);
+    while let Some(mut packet) = queue.recv().await {
+        if congested.upgrade().is_some_and(|face| face.is_congested.replace(false))
+            && let Ok(frame) = LpPacket::decode(packet.clone())
+        {
+            worker.shared.metrics.limit("ndn-congestion");
+            packet = LpPacket { congestion: Some(1), ..frame }.encode();
+        }
+        for frame in frames(&mut fragmenter, packet, mtu) {
+            let sent = socket.send(source, &frame);
+            if sent.await.is_err() {
+                worker.shared.metrics.dropped("send-failed", 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Hands the NDN packets of a session to a face of a forwarder.
+//!
+//! In: a session that an `ndn` listener began, here or at an earlier node. Out: the stream of its packets, connected to
+//! the forwarder by UDP, TCP or a Unix socket. Each session is a face of its own. Never: a packet that is parsed beyond
+//! its frame.
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::snapshot::{FaceUri, HostPort, Route};
+use hermes_ndn::MAX_PACKET;
+use hermes_ndn::lp::Fragmenter;
+use hermes_net::udp;
+use tokio::net::{UdpSocket, UnixStream};
+use tokio::sync::mpsc;
+
+use crate::ndn::link::{FrameJoiner, frames, read_packets, write_packets};
+use crate::ndn::{PacketStream, QUEUE_PACKETS};
+use crate::worker::Worker;
+use hermes_outbound::outbound::connect::{Destination, addresses, connect};
+use hermes_transport::error::{Error, NO_CONNECTION};
+use hermes_transport::runtime::session::SessionEntry;
+use hermes_transport::stream::ByteStream;
+
+/// Opens the face of a session.
+///
+/// # Errors
+/// The forwarder does not resolve, or refuses the connection.
+pub(crate) async fn open(
+    worker: &Rc<Worker>,
+    entry: &SessionEntry,
+    face: &FaceUri,
+    route: &Route,
+) -> Result<ByteStream, Error> {
+    let label: Arc<str> = Arc::from(format!("{}/{face}", route.name));
+    *entry.peer.borrow_mut() = Some(label.clone());
+    let within = route.timeout.connect;
+    let failed = |source| Error::no_connection(&worker.shared.metrics, &label, source);
+    match face {
+        FaceUri::Tcp(target) => {
+            let io = connect(worker, &destination(target, &label), within).await?;
+            Ok(ByteStream::io(io, Bytes::new()))
+        }
+        FaceUri::Udp(target) => {
+            let found = tokio::time::timeout(within, addresses(worker, &target.host, None)).await;
+            let late = || Error::ConnectTimeout { peer: label.clone(), missing: "get an address", after: within };
+            let found = found.map_err(|_| late())??;
+            let address =
+                found.now().first().ok_or_else(|| Error::Resolve(format!("{} has no address", target.host)))?;
+            over_datagrams(worker, (*address, target.port).into()).map_err(failed)
+        }
+        FaceUri::Unix(path) => {
+            let connected = tokio::time::timeout(within, UnixStream::connect(&**path)).await;
+            let late = || Error::ConnectTimeout { peer: label.clone(), missing: NO_CONNECTION, after: within };
+            Ok(over_unix_stream(worker, connected.map_err(|_| late())?.map_err(failed)?))
+        }
+    }
+}
+
+fn destination<'a>(target: &'a HostPort, label: &'a Arc<str>) -> Destination<'a> {
+    Destination {
+        host: &target.host,
+        port: target.port,
+        label,
+        reach: None,
+        guarded: false,
+        tls: None,
+        proxy_source: None,
+        source: None,
+        congestion: None,
+        urgent: false,
+    }
+}
+
+fn over_unix_stream(worker: &Rc<Worker>, stream: UnixStream) -> ByteStream {
+    let (to_tunnel, from_face) = mpsc::channel(QUEUE_PACKETS);
+    let (to_face, mut packets) = mpsc::channel(QUEUE_PACKETS);
+    worker.spawn(async move {
+        let (mut read, mut write) = stream.into_split();
+        let reading = read_packets(&mut read, async |packet| drop(to_tunnel.send(packet).await));
+        let ended = tokio::select! {
+            ended = reading => ended,
+            ended = write_packets(&mut write, &mut packets) => ended,
+            () = to_tunnel.closed() => Ok(()),
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "the face of a forwarder has ended");
+        }
+    });
+    ByteStream::Boxed(Box::new(PacketStream::new(from_face, to_face)))
+}
+
+fn over_datagrams(worker: &Rc<Worker>, forwarder: SocketAddr) -> io::Result<ByteStream> {
+    let socket = udp::connect(forwarder)?;
+    hermes_net::host::spare(&socket)?;
+    let socket = Rc::new(UdpSocket::from_std(socket)?);
+    let mtu = udp::whole_payload(forwarder).unwrap_or(MAX_PACKET);
+    let (to_tunnel, from_face) = mpsc::channel(QUEUE_PACKETS);
+    let (to_face, packets) = mpsc::channel(QUEUE_PACKETS);
+    worker.spawn(receive(worker.clone(), socket.clone(), to_tunnel, to_face.downgrade()));
+    worker.spawn(send(worker.clone(), socket, packets, mtu));
+    Ok(ByteStream::Boxed(Box::new(PacketStream::new(from_face, to_face))))
+}
+
+/// Receives packets of the forwarder. While the tunnel has no room, datagrams wait in the kernel.
+async fn receive(
+    worker: Rc<Worker>,
+    socket: Rc<UdpSocket>,
+    to_tunnel: mpsc::Sender<Bytes>,
+    to_face: mpsc::WeakSender<Bytes>,
+) {
+    let mut joiner = FrameJoiner::new();
+    let mut buffer = BytesMut::with_capacity(udp::MAX_PAYLOAD);
+    loop {
+        buffer.reserve(udp::MAX_PAYLOAD);
+        let received = tokio::select! {
+            received = socket.recv_buf(&mut buffer) => received,
+            () = to_tunnel.closed() => return,
+        };
+        // The forwarder may be restarting, which the kernel reports as a refused datagram.
+        if received.is_err() {
+            worker.shared.metrics.dropped("send-failed", 1);
+            continue;
+        }
+        let datagram = buffer.split().freeze();
+        let Ok(received) = joiner.take(datagram, Duration::from_millis(worker.now())) else {
+            worker.shared.metrics.dropped("ndn-malformed", 1);
+            continue;
+        };
+        if let (Some(answer), Some(to_face)) = (received.answer, to_face.upgrade()) {
+            let _ = to_face.try_send(answer);
+        }
+        if let Some(packet) = received.packet
+            && to_tunnel.send(packet.encode()).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// Sends packets to the forwarder until the tunnel has ended.
+async fn send(worker: Rc<Worker>, socket: Rc<UdpSocket>, mut packets: mpsc::Receiver<Bytes>, mtu: usize) {
+    let mut fragmenter = Fragmenter::new(worker.random().1);
+    while let Some(packet) = packets.recv().await {
+        for frame in frames(&mut fragmenter, packet, mtu) {
+            if socket.send(&frame).await.is_err() {
+                worker.shared.metrics.dropped("send-failed", 1);
+            }
+        }
+    }
+}
