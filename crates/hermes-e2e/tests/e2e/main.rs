@@ -17,6 +17,7 @@ mod hostile;
 mod http;
 mod identity;
 mod messages;
+mod ndn;
 mod node_log;
 mod quic;
 mod rate_limit;

@@ -1,0 +1,299 @@
+//! NDN packets through an overlay: faces at both ends, and nodes between them that balance by user and namespace.
+//!
+//! In: Interests over UDP, TCP and Unix sockets, from scripted forwarders. Out: Data of the replica that policy names,
+//! returned Interests, and bounded memory where a peer misbehaves.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_ndn::framing::PacketSplitter;
+use hermes_ndn::lp::{Fragmenter, LpPacket, NackReason};
+use hermes_ndn::packet::{DataBuilder, Interest};
+use hermes_ndn::signature::Signer;
+use hermes_ndn::{Data, MAX_FRAME, Name, Packet};
+use hermes_testkit::binary::hermes;
+use hermes_testkit::overlay::{Node, Overlay};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener};
+use tokio::task::JoinSet;
+
+const NEAR: &str = "
+listeners:
+- {name: alice, bind: '127.0.0.1:0', protocol: ndn, namespaces: $NAMES, set-headers: {hermes-user: alice}}
+- {name: bob, bind: '127.0.0.1:0', protocol: ndn, namespaces: $NAMES, set-headers: {hermes-user: bob}}
+routes:
+- {name: first, match: {headers: {hermes-service: NDN}}, upstream: far}
+upstreams:
+- {name: far, protocol: $HTTP, endpoints: ['$FAR'], overlay: true}
+";
+const NAMES: &str = "{DEV: [/org/dev, /org/test/special], TEST: /org/test}";
+/// Each user and namespace has a replica of its own.
+const FAR: &str = "
+listeners:
+- {name: overlay, bind: '127.0.0.1:0', protocol: http, trust: 127.0.0.0/8}
+routes:
+- {name: a, match: {user: alice, headers: {hermes-namespace: DEV}}, terminate: {ndn: '$A'}}
+- {name: b, match: {user: alice, headers: {hermes-namespace: TEST}}, terminate: {ndn: '$B'}}
+- {name: c, match: {user: bob, headers: {hermes-namespace: DEV}}, terminate: {ndn: '$C'}}
+";
+
+/// Producers, which answer each Interest with their own name. They end when the value is dropped.
+struct Producers {
+    _tasks: JoinSet<()>,
+    faces: [String; 3],
+}
+
+fn answer(frame: Bytes, who: &str) -> Bytes {
+    let frame = LpPacket::decode(frame).unwrap();
+    let Packet::Interest(interest) = Packet::decode(frame.fragment.unwrap()).unwrap() else { panic!() };
+    let content = [who.as_bytes(), &[b'.'; 7000]].concat();
+    let data = DataBuilder { name: interest.name, ..DataBuilder::default() }.sign(&content, &Signer::digest()).unwrap();
+    // An answer repeats the token of its Interest.
+    LpPacket { pit_token: frame.pit_token, ..LpPacket::bare(data) }.encode()
+}
+
+async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin, who: &'static str) {
+    let mut splitter = PacketSplitter::new(MAX_FRAME);
+    let mut buffer = vec![0; 65_536];
+    while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+        splitter.push(&buffer[..read]);
+        while let Some(packet) = splitter.next_packet().unwrap() {
+            if stream.write_all(&answer(packet, who)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Producers {
+    /// One for each transport of a face.
+    async fn start(dir: &std::path::Path) -> Self {
+        let mut tasks = JoinSet::new();
+        let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let path: PathBuf = dir.join("forwarder.sock");
+        let unix = UnixListener::bind(&path).unwrap();
+        let faces = [
+            format!("udp://{}", udp.local_addr().unwrap()),
+            format!("tcp://{}", tcp.local_addr().unwrap()),
+            format!("unix://{}", path.display()),
+        ];
+        tasks.spawn(async move {
+            let mut buffer = vec![0; 65_536];
+            loop {
+                let (length, from) = udp.recv_from(&mut buffer).await.unwrap();
+                udp.send_to(&answer(Bytes::copy_from_slice(&buffer[..length]), "udp"), from).await.unwrap();
+            }
+        });
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = tcp.accept().await.unwrap();
+                connections.spawn(serve_stream(stream, "tcp"));
+            }
+        });
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = unix.accept().await.unwrap();
+                connections.spawn(serve_stream(stream, "unix"));
+            }
+        });
+        Self { _tasks: tasks, faces }
+    }
+}
+
+async fn overlay_of(overlay: &Overlay, http: &str) -> (Node, Node, Producers) {
+    let producers = Producers::start(overlay.dir()).await;
+    let [a, b, c] = &producers.faces;
+    let far = overlay.node("far").document(FAR).with("A", a).with("B", b).with("C", c).start().await.unwrap();
+    let draft = overlay.node("near").document(NEAR).with("NAMES", NAMES).with("HTTP", http);
+    let near = draft.with("FAR", far.address("overlay")).start().await.unwrap();
+    (near, far, producers)
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+/// A stream face of a scripted forwarder.
+struct StreamFace {
+    stream: TcpStream,
+    splitter: PacketSplitter,
+}
+
+impl StreamFace {
+    async fn connect(to: SocketAddr) -> Self {
+        Self { stream: TcpStream::connect(to).await.unwrap(), splitter: PacketSplitter::new(MAX_FRAME) }
+    }
+
+    async fn send(&mut self, frame: &Bytes) {
+        self.stream.write_all(frame).await.unwrap();
+    }
+
+    async fn receive(&mut self) -> LpPacket {
+        loop {
+            if let Some(packet) = self.splitter.next_packet().unwrap() {
+                return LpPacket::decode(packet).unwrap();
+            }
+            let mut buffer = vec![0; 65_536];
+            let read =
+                tokio::time::timeout(Duration::from_secs(30), self.stream.read(&mut buffer)).await.unwrap().unwrap();
+            assert!(read > 0, "the face has closed");
+            self.splitter.push(&buffer[..read]);
+        }
+    }
+}
+
+fn producer_of(frame: &LpPacket) -> (Name, String) {
+    let data = Data::decode(frame.fragment.clone().unwrap()).unwrap();
+    let who = data.content.iter().take_while(|byte| **byte != b'.').map(|byte| char::from(*byte)).collect();
+    (data.name, who)
+}
+
+/// User and namespace decide in every single case, over each version of HTTP.
+#[tokio::test]
+async fn packets_reach_the_replica_of_their_user_and_namespace() {
+    for http in ["h1", "h2"] {
+        let overlay = Overlay::new(hermes()).unwrap();
+        let (near, _far, _producers) = overlay_of(&overlay, http).await;
+        for (listener, prefix, replica) in [
+            ("alice", "/org/dev", "udp"),
+            ("alice", "/org/test", "tcp"),
+            ("alice", "/org/test/special", "udp"),
+            ("bob", "/org/dev", "unix"),
+        ] {
+            let mut face = StreamFace::connect(near.address(listener)).await;
+            for number in 0..100 {
+                let interest = Interest::new(name(&format!("{prefix}/seg={number}")));
+                let token = Bytes::from(vec![number; 4]);
+                let frame = LpPacket { pit_token: Some(token.clone()), ..LpPacket::bare(interest.encode()) };
+                face.send(&frame.encode()).await;
+                let answer = face.receive().await;
+                assert_eq!(producer_of(&answer), (interest.name, replica.to_owned()), "{http}");
+                assert_eq!(answer.pit_token, Some(token));
+            }
+        }
+    }
+}
+
+/// A pipeline of Interests over UDP; each Data is longer than the path of one frame would be.
+#[tokio::test]
+async fn a_datagram_face_is_served_and_its_fragments_are_joined() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (near, _far, _producers) = overlay_of(&overlay, "h2").await;
+    let face = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    face.connect(near.address("alice")).await.unwrap();
+    let mut fragmenter = Fragmenter::new(u64::MAX - 3);
+    let mut buffer = vec![0; 65_536];
+    for number in 0..50 {
+        // A long name makes an Interest of several frames.
+        let long = format!("/org/test/{}/seg={number}", "x".repeat(1500));
+        let frame = LpPacket { tx_sequence: Some(number), ..LpPacket::bare(Interest::new(name(&long)).encode()) };
+        let frames = fragmenter.split(&frame, 600).unwrap();
+        assert!(frames.len() > 2);
+        for frame in frames {
+            face.send(&frame).await.unwrap();
+        }
+        let (mut acked, mut answered) = (false, false);
+        while !(acked && answered) {
+            let length = tokio::time::timeout(Duration::from_secs(30), face.recv(&mut buffer)).await.unwrap().unwrap();
+            let frame = LpPacket::decode(Bytes::copy_from_slice(&buffer[..length])).unwrap();
+            acked |= frame.acks == [number];
+            if frame.fragment.is_some() {
+                assert_eq!(producer_of(&frame), (name(&long), "tcp".to_owned()));
+                answered = true;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_interest_without_a_namespace_or_a_route_comes_back() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (near, _far, _producers) = overlay_of(&overlay, "h2").await;
+    // Bob has no replica for TEST: the session is denied, and the next Interest learns of it.
+    for (listener, of) in [("alice", "/com/x"), ("bob", "/org/test/x")] {
+        let mut face = StreamFace::connect(near.address(listener)).await;
+        let interest = Interest::new(name(of)).encode();
+        let token = Some(Bytes::from_static(b"token"));
+        let frame = LpPacket { pit_token: token.clone(), ..LpPacket::bare(interest.clone()) }.encode();
+        let nack = loop {
+            face.send(&frame).await;
+            if let Ok(answer) = tokio::time::timeout(Duration::from_millis(100), face.receive()).await {
+                break answer;
+            }
+        };
+        assert_eq!(nack, LpPacket { nack: Some(NackReason::NoRoute), pit_token: token, ..LpPacket::bare(interest) });
+    }
+}
+
+/// A consumer that reads nothing stops its own session, and the producer with it; nothing is lost.
+#[tokio::test]
+async fn a_slow_consumer_slows_its_producer_and_loses_nothing() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (near, far, _producers) = overlay_of(&overlay, "h2").await;
+    let mut face = StreamFace::connect(near.address("alice")).await;
+    // 20 MB of Data are asked for before any is read.
+    const COUNT: usize = 3000;
+    let (mut read, mut write) = face.stream.into_split();
+    let asking = tokio::spawn(async move {
+        for number in 0..COUNT {
+            write.write_all(&Interest::new(name(&format!("/org/test/seg={number}"))).encode()).await.unwrap();
+        }
+        write
+    });
+    tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>()).await.unwrap_err();
+    let mut buffer = vec![0; 65_536];
+    let mut received = 0;
+    while received < COUNT {
+        let length = tokio::time::timeout(Duration::from_secs(60), read.read(&mut buffer)).await.unwrap().unwrap();
+        assert!(length > 0);
+        face.splitter.push(&buffer[..length]);
+        while let Some(packet) = face.splitter.next_packet().unwrap() {
+            let (found, _) = producer_of(&LpPacket::decode(packet).unwrap());
+            assert_eq!(found, name(&format!("/org/test/seg={received}")));
+            received += 1;
+        }
+    }
+    drop(asking.await.unwrap());
+    for node in [&near, &far] {
+        assert!(node.peak_memory().unwrap() < 120 << 20, "{}", node.name());
+    }
+}
+
+#[tokio::test]
+async fn garbage_ends_a_stream_and_is_dropped_as_a_datagram() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (mut near, _far, _producers) = overlay_of(&overlay, "h2").await;
+    let mut garbage: Vec<Vec<u8>> = vec![
+        vec![0; 64],
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        // A packet longer than any, an unknown type, an Interest without a name, a Data cut short.
+        vec![6, 254, 255, 255, 255, 255],
+        vec![9, 1, 0],
+        vec![5, 0],
+        vec![0x64, 4, 0x50, 2, 6, 9],
+    ];
+    // A name of 4,000 empty components is long, and valid.
+    let mut long = Vec::new();
+    hermes_ndn::tlv::put_nested(&mut long, 5, |out| hermes_ndn::tlv::put(out, 7, &[8, 0].repeat(4000)));
+    garbage.push(long);
+    let datagrams = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    datagrams.connect(near.address("alice")).await.unwrap();
+    for bytes in &garbage {
+        let mut stream = TcpStream::connect(near.address("alice")).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut rest = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut rest)).await.unwrap();
+        datagrams.send(bytes).await.unwrap();
+    }
+    near.metric_reaches("hermes_datagrams_dropped_total", "reason=\"ndn-malformed\"", 5.0).await;
+    let mut face = StreamFace::connect(near.address("alice")).await;
+    face.send(&Interest::new(name("/org/dev/still")).encode()).await;
+    assert_eq!(producer_of(&face.receive().await).1, "udp");
+    near.assert_sound();
+}
