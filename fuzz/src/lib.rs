@@ -8,6 +8,8 @@
 pub mod document;
 pub mod model;
 #[cfg(feature = "libfuzzer")]
+pub mod ndn;
+#[cfg(feature = "libfuzzer")]
 pub mod overlay;
 pub mod wire;
 
@@ -16,6 +18,9 @@ pub type Target = (&'static str, fn(&[u8]));
 
 /// The targets of the controller's parsers; its own tests replay their corpus.
 pub const OF_THE_CONTROLLER: &[&str] = &["overlay_document", "token"];
+
+/// The targets of NDN; the tests of `hermes-ndn` replay their corpus.
+pub const OF_NDN: &[&str] = &["ndn_lp", "ndn_packet"];
 
 /// All other targets.
 pub const TARGETS: &[Target] = &[

@@ -162,7 +162,7 @@ pub enum SignError {
 
 enum Secret {
     Digest,
-    Hmac(hmac::Key),
+    Hmac(Box<hmac::Key>),
     Ecdsa(Box<EcdsaKeyPair>),
     Ed25519(Box<Ed25519KeyPair>),
     Rsa(Box<RsaKeyPair>),
@@ -189,7 +189,7 @@ impl Signer {
 
     /// Signs with a shared secret.
     pub fn hmac(secret: &[u8], key: Name) -> Self {
-        Self::with(Secret::Hmac(hmac::Key::new(hmac::HMAC_SHA256, secret)), SignatureType::Hmac, key)
+        Self::with(Secret::Hmac(Box::new(hmac::Key::new(hmac::HMAC_SHA256, secret))), SignatureType::Hmac, key)
     }
 
     /// Signs with a private key in PKCS#8 (DER): ECDSA P-256, Ed25519 or RSA.

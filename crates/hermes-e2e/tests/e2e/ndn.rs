@@ -239,26 +239,28 @@ async fn a_slow_consumer_slows_its_producer_and_loses_nothing() {
     // 20 MB of Data are asked for before any is read.
     const COUNT: usize = 3000;
     let (mut read, mut write) = face.stream.into_split();
-    let asking = tokio::spawn(async move {
+    let asking = async {
         for number in 0..COUNT {
             write.write_all(&Interest::new(name(&format!("/org/test/seg={number}"))).encode()).await.unwrap();
         }
-        write
-    });
-    tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>()).await.unwrap_err();
-    let mut buffer = vec![0; 65_536];
-    let mut received = 0;
-    while received < COUNT {
-        let length = tokio::time::timeout(Duration::from_secs(60), read.read(&mut buffer)).await.unwrap().unwrap();
-        assert!(length > 0);
-        face.splitter.push(&buffer[..length]);
-        while let Some(packet) = face.splitter.next_packet().unwrap() {
-            let (found, _) = producer_of(&LpPacket::decode(packet).unwrap());
-            assert_eq!(found, name(&format!("/org/test/seg={received}")));
-            received += 1;
+    };
+    let reading = async {
+        // The queues on the way fill meanwhile.
+        let _ = tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>()).await;
+        let mut buffer = vec![0; 65_536];
+        let mut received = 0;
+        while received < COUNT {
+            let length = tokio::time::timeout(Duration::from_secs(60), read.read(&mut buffer)).await.unwrap().unwrap();
+            assert!(length > 0);
+            face.splitter.push(&buffer[..length]);
+            while let Some(packet) = face.splitter.next_packet().unwrap() {
+                let (found, _) = producer_of(&LpPacket::decode(packet).unwrap());
+                assert_eq!(found, name(&format!("/org/test/seg={received}")));
+                received += 1;
+            }
         }
-    }
-    drop(asking.await.unwrap());
+    };
+    tokio::join!(asking, reading);
     for node in [&near, &far] {
         assert!(node.peak_memory().unwrap() < 120 << 20, "{}", node.name());
     }
