@@ -9,7 +9,7 @@ use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 
 use crate::name::{Component, NAME, Name, types};
-use crate::signature::{SignError, SignatureInfo, Signer};
+use crate::signature::{SignError, Signature, SignatureInfo, Signer};
 use crate::tlv::{Element, Elements, NdnError, Result, put, put_integer, put_nested};
 
 /// The type of an Interest.
@@ -98,17 +98,6 @@ pub fn name_of(packet: Bytes) -> Result<(u32, Name)> {
         Some(name) if name.kind == NAME => Ok((element.kind, Name::decode(name.value)?)),
         _ => Err(NdnError::Missing("name")),
     }
-}
-
-/// The signature of a packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Signature {
-    /// How it was made.
-    pub info: SignatureInfo,
-    /// Its bytes.
-    pub value: Bytes,
-    /// The signed bytes, in order. An Interest has two parts, since its digest component is not signed.
-    pub covered: Vec<Bytes>,
 }
 
 /// A request for Data.

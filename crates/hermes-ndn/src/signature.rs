@@ -12,7 +12,6 @@ use aws_lc_rs::{constant_time, hmac};
 use bytes::Bytes;
 
 use crate::name::{NAME, Name};
-use crate::packet::Signature;
 use crate::tlv::{Element, Elements, NdnError, Result, put, put_integer, put_nested};
 
 const SIGNATURE_TYPE: u32 = 0x1b;
@@ -90,6 +89,17 @@ pub struct SignatureInfo {
     pub time: Option<u64>,
     /// The number of a signed Interest.
     pub sequence: Option<u64>,
+}
+
+/// The signature of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    /// How it was made.
+    pub info: SignatureInfo,
+    /// Its bytes.
+    pub value: Bytes,
+    /// The signed bytes, in order. An Interest has two parts, since its digest component is not signed.
+    pub covered: Vec<Bytes>,
 }
 
 const INFO_ELEMENTS: &[u32] = &[SIGNATURE_TYPE, KEY_LOCATOR, NONCE, TIME, SEQUENCE, VALIDITY];

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_ndn::name::types;
-use hermes_ndn::packet::Signature;
-use hermes_ndn::signature::{SignatureType, VerifyingKey, digest_matches};
+use hermes_ndn::signature::{Signature, SignatureType, VerifyingKey, digest_matches};
 use hermes_ndn::{Interest, Name, Packet};
 use serde_json::Value;
 

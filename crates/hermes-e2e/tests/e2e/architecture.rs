@@ -185,6 +185,7 @@ const LAYERS: [(&str, &[&str]); 3] = [
         "hermes-proxy",
         &[
             "rate_limit",
+            "ndn",
             "ip",
             "worker",
             "request",
