@@ -313,7 +313,7 @@ fn action(route: &Route) -> String {
             let nat = if gateway.nat { ", with NAT to this machine's address" } else { "" };
             format!("write the packets to device {}{dnat}{nat}", gateway.device)
         }
-        Action::Face(face) => format!("hand the NDN packets to {face}"),
+        Action::Face(face) => format!("exchange NDN packets with {}", face.uri),
         Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),
     }

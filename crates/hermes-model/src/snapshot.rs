@@ -25,7 +25,7 @@ pub use listener::{
     Transparent, Tun, VirtualIpPools,
 };
 pub use policy::{Cache, Custody, Durable, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
-pub use route::{Action, Gateway, Redirect, Respond, Route, Target, Terminate, TerminateKind};
+pub use route::{Action, Face, Gateway, Redirect, Respond, Route, Target, Terminate, TerminateKind};
 pub use upstream::{
     Balance, Contact, Endpoint, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls,
 };

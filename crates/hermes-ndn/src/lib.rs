@@ -4,10 +4,12 @@
 //! the NDN packet format 0.3, NDNLPv2, and the naming conventions of revision 3. Never: a socket, a clock, or a packet
 //! that is kept.
 
+pub mod fetch;
 pub mod framing;
 pub mod lp;
 pub mod name;
 pub mod packet;
+mod rtt;
 pub mod signature;
 pub mod tlv;
 

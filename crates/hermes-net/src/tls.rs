@@ -14,7 +14,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{PrivateKeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, InconsistentKeys, RootCertStore, ServerConfig,
@@ -587,3 +587,11 @@ const CRYPTO_ERROR: u64 = 0x100;
 
 pub use rustls::pki_types::CertificateDer;
 pub use rustls::{ClientConfig as RustlsClientConfig, ServerConfig as RustlsServerConfig};
+/// The public key (SubjectPublicKeyInfo, DER) in a PEM text.
+///
+/// # Errors
+/// The text has no such key; the reason says what it must have.
+pub fn public_key(pem: &[u8]) -> Result<Vec<u8>, String> {
+    let key = SubjectPublicKeyInfoDer::from_pem_slice(pem);
+    key.map(|key| key.to_vec()).map_err(|error| format!("no PEM with a PUBLIC KEY: {error}"))
+}

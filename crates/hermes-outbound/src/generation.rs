@@ -236,6 +236,11 @@ impl Generation {
         self.upstreams.values().map(|state| state.id).chain(self.route_owners.values().copied()).collect()
     }
 
+    /// Returns the content of a loaded file.
+    pub fn file(&self, path: &Path) -> Option<&[u8]> {
+        self.files.get(path).map(Vec::as_slice)
+    }
+
     /// Returns the paths of all loaded files. A change of one of them requires a reload.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.keys().map(PathBuf::as_path)

@@ -221,8 +221,12 @@ async fn act(
             Ok(tunnel(&mut request, UpstreamEnd::Datagrams(port)))
         }
         (Action::Face(face), Kind::Tcp) => {
-            let stream = Box::pin(terminate::face::open(worker, entry, face, route)).await?;
+            let stream = Box::pin(terminate::face::open(worker, entry, &face.uri, route)).await?;
             Ok(tunnel(&mut request, UpstreamEnd::Stream(stream)))
+        }
+        (Action::Face(face), Kind::Http) if request.upgrade == UpgradeKind::None => {
+            let response = Box::pin(terminate::gateway::serve(worker, generation, entry, face, route)).await?;
+            respond_with(generation, session, route, response)
         }
         (Action::Device(gateway), Kind::Ip) => {
             let end = Box::pin(terminate::device(worker, entry, gateway, route)).await?;

@@ -1,5 +1,6 @@
 //! Checks a route: its match, its action, and their compatibility.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -13,7 +14,8 @@ use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::snapshot::{
-    Action, Endpoint, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind, UpstreamProtocol,
+    Action, Endpoint, Face, FaceUri, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind,
+    UpstreamProtocol,
 };
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
@@ -149,10 +151,15 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
     let dials = section.tcp.is_some() || section.udp.is_some() || section.http.is_some();
     if let (Some(face), false, None) = (&section.ndn, dials, &section.tun) {
         check_face(section, at, report);
-        return Some(Action::Face(face.clone()));
+        return Some(Action::Face(build_face(section, face, at, names, report)));
     }
     if let (Some(device), false) = (&section.tun, dials) {
         return Some(Action::Device(build_gateway(section, &device.0, at, report)));
+    }
+    for (key, written) in [("anchors", !section.anchors.is_empty()), ("accept-digest", section.accept_digest)] {
+        if written && section.ndn.is_none() {
+            report.problem(format!("{at}.{key}"), format!("{key} requires ndn; remove it"));
+        }
     }
     let mut require_tun = |key: &str, written: bool| {
         if written && section.tun.is_none() {
@@ -221,6 +228,17 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
 /// packets do not reach through a router, such as loopback and link-local ones, stay forbidden.
 fn default_reach(target: &Target) -> DialScope {
     if *target == Target::Original { DialScope::Private } else { DialScope::Public }
+}
+
+/// The face of a route, with the keys of its anchors.
+fn build_face(section: &section::Terminate, uri: &FaceUri, at: &str, names: &Names<'_>, report: &mut Report) -> Face {
+    let mut anchors: Vec<(Arc<str>, PathBuf)> = Vec::new();
+    for (prefix, file) in &section.anchors {
+        let path = names.context.optional_file(&format!("{at}.anchors.{prefix}"), Some(file), report);
+        anchors.extend(path.map(|path| (prefix.0.clone(), path)));
+    }
+    anchors.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.matches('/').count()));
+    Face { uri: uri.clone(), anchors, accept_digest: section.accept_digest }
 }
 
 /// Reports keys that a face cannot have.
@@ -335,7 +353,7 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
                 respond.status.as_u16()
             ),
         ),
-        Action::Face(_) => ("terminate", "a face supports tcp sessions only".to_owned()),
+        Action::Face(_) => ("terminate", "a face supports http and tcp sessions only".to_owned()),
         Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
         Action::Redirect(_) => ("redirect", "redirect supports http sessions only".to_owned()),
     };

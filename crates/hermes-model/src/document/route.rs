@@ -15,7 +15,7 @@ use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::rewrite::Template;
-use crate::scalar::{CongestionControl, DeviceName, FaceUri, HostAddress, OneOrMany, Prefix, text_scalar};
+use crate::scalar::{CongestionControl, DeviceName, FaceUri, HostAddress, NdnName, OneOrMany, Prefix, text_scalar};
 use crate::snapshot::{HostPort, OnChange, Target};
 
 /// A route.
@@ -211,6 +211,12 @@ pub struct Terminate {
     /// Face of an NDN forwarder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ndn: Option<FaceUri>,
+    /// Public keys (PEM) that verify the content of NDN names, by prefix (`ndn`, for `http` sessions).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub anchors: BTreeMap<NdnName, String>,
+    /// Accept content with a digest instead of a signature, which anybody can make (`ndn`, for `http` sessions).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub accept_digest: bool,
     /// HTTP origin for the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<Target>,

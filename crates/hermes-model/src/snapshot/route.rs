@@ -56,8 +56,9 @@ pub enum Action {
     Terminate(Terminate),
     /// Write the IP packets to a device of this machine.
     Device(Gateway),
-    /// Hand NDN packets to a face of a forwarder (`tcp` sessions of `ndn` listeners).
-    Face(FaceUri),
+    /// Hand NDN packets to a face of a forwarder (`tcp` sessions of `ndn` listeners), or fetch the content whose name is
+    /// the path (`http` sessions).
+    Face(Face),
     /// Respond at this node.
     Respond(Respond),
     /// Redirect the client.
@@ -111,7 +112,7 @@ impl Action {
             Action::Upstream(upstream) => upstream.protocol != UpstreamProtocol::Tcp || kind == Kind::Tcp,
             Action::Terminate(terminate) => terminate.kind.session() == kind,
             Action::Device(_) => kind == Kind::Ip,
-            Action::Face(_) => kind == Kind::Tcp,
+            Action::Face(_) => matches!(kind, Kind::Tcp | Kind::Http),
             Action::Respond(respond) => kind == Kind::Http || respond.status.as_u16() >= 400,
             Action::Redirect(_) => kind == Kind::Http,
         }
@@ -145,6 +146,17 @@ impl Terminate {
     pub fn speaks_tls(&self) -> bool {
         self.kind == TerminateKind::Http && self.target == Target::Authority
     }
+}
+
+/// A face of an NDN forwarder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Face {
+    /// Where the forwarder is.
+    pub uri: FaceUri,
+    /// Files with public keys, each with the prefix (URI) of the names that it may sign. The longest prefix comes first.
+    pub anchors: Vec<(Arc<str>, PathBuf)>,
+    /// Content that is protected by a digest alone is accepted.
+    pub accept_digest: bool,
 }
 
 /// A device through which IP packets leave the overlay.

@@ -77,12 +77,30 @@ impl<'a> Builder<'a> {
     pub(super) fn build(mut self) -> Result<Built, Vec<BuildError>> {
         self.load_identity();
         let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());
+        self.anchors();
         if !self.faults.is_empty() {
             return Err(self.faults);
         }
         let Self { overlay, nodes, certificates, files, identity, .. } = self;
         let key = identity.map(|identity| identity.key);
         Ok(Built { overlay, key, listeners, upstreams, nodes, origins, certificates, files })
+    }
+
+    /// Reads the public keys of NDN faces.
+    fn anchors(&mut self) {
+        let snapshot = self.snapshot;
+        for (index, route) in snapshot.routes.iter().enumerate() {
+            let Action::Face(face) = &route.action else { continue };
+            for (prefix, file) in &face.anchors {
+                self.note(&[file]);
+                let read = hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES);
+                let key = read.map_err(|error| error.to_string()).and_then(|bytes| tls::public_key(&bytes));
+                if let Err(reason) = key {
+                    let path = format!("routes[{index}].terminate.anchors.{prefix}");
+                    self.fault(path, format!("{}: {reason}", file.display()));
+                }
+            }
+        }
     }
 
     fn fault(&mut self, path: impl Into<String>, reason: impl ToString) {

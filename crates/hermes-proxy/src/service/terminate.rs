@@ -4,6 +4,7 @@
 //! the route's `reach`; each address is checked after DNS resolution.
 
 pub(crate) mod face;
+pub(crate) mod gateway;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

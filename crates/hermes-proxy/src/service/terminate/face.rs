@@ -15,6 +15,7 @@ use hermes_model::snapshot::{FaceUri, HostPort, Route};
 use hermes_ndn::MAX_PACKET;
 use hermes_ndn::lp::Fragmenter;
 use hermes_net::udp;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UdpSocket, UnixStream};
 use tokio::sync::mpsc;
 
@@ -26,37 +27,56 @@ use hermes_transport::error::{Error, NO_CONNECTION};
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::ByteStream;
 
-/// Opens the face of a session.
+/// A face: queues of packets in both directions. It closes when both are dropped.
+pub(crate) struct Face {
+    pub(crate) to_face: mpsc::Sender<Bytes>,
+    pub(crate) from_face: mpsc::Receiver<Bytes>,
+}
+
+/// Opens the stream of a session that carries packets.
 ///
 /// # Errors
-/// The forwarder does not resolve, or refuses the connection.
+/// The errors of [`connect_face`].
 pub(crate) async fn open(
     worker: &Rc<Worker>,
     entry: &SessionEntry,
-    face: &FaceUri,
+    uri: &FaceUri,
     route: &Route,
 ) -> Result<ByteStream, Error> {
-    let label: Arc<str> = Arc::from(format!("{}/{face}", route.name));
+    let face = connect_face(worker, entry, uri, route).await?;
+    Ok(ByteStream::Boxed(Box::new(PacketStream::new(face.from_face, face.to_face))))
+}
+
+/// Connects to a forwarder.
+///
+/// # Errors
+/// The forwarder does not resolve, or refuses the connection.
+pub(crate) async fn connect_face(
+    worker: &Rc<Worker>,
+    entry: &SessionEntry,
+    uri: &FaceUri,
+    route: &Route,
+) -> Result<Face, Error> {
+    let label: Arc<str> = Arc::from(format!("{}/{uri}", route.name));
     *entry.peer.borrow_mut() = Some(label.clone());
     let within = route.timeout.connect;
     let failed = |source| Error::no_connection(&worker.shared.metrics, &label, source);
-    match face {
+    let late = |missing| Error::ConnectTimeout { peer: label.clone(), missing, after: within };
+    match uri {
         FaceUri::Tcp(target) => {
             let io = connect(worker, &destination(target, &label), within).await?;
-            Ok(ByteStream::io(io, Bytes::new()))
+            Ok(over_stream(worker, io))
         }
         FaceUri::Udp(target) => {
             let found = tokio::time::timeout(within, addresses(worker, &target.host, None)).await;
-            let late = || Error::ConnectTimeout { peer: label.clone(), missing: "get an address", after: within };
-            let found = found.map_err(|_| late())??;
+            let found = found.map_err(|_| late("get an address"))??;
             let address =
                 found.now().first().ok_or_else(|| Error::Resolve(format!("{} has no address", target.host)))?;
             over_datagrams(worker, (*address, target.port).into()).map_err(failed)
         }
         FaceUri::Unix(path) => {
             let connected = tokio::time::timeout(within, UnixStream::connect(&**path)).await;
-            let late = || Error::ConnectTimeout { peer: label.clone(), missing: NO_CONNECTION, after: within };
-            Ok(over_unix_stream(worker, connected.map_err(|_| late())?.map_err(failed)?))
+            Ok(over_stream(worker, connected.map_err(|_| late(NO_CONNECTION))?.map_err(failed)?))
         }
     }
 }
@@ -76,11 +96,11 @@ fn destination<'a>(target: &'a HostPort, label: &'a Arc<str>) -> Destination<'a>
     }
 }
 
-fn over_unix_stream(worker: &Rc<Worker>, stream: UnixStream) -> ByteStream {
+fn over_stream(worker: &Rc<Worker>, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Face {
     let (to_tunnel, from_face) = mpsc::channel(QUEUE_PACKETS);
     let (to_face, mut packets) = mpsc::channel(QUEUE_PACKETS);
     worker.spawn(async move {
-        let (mut read, mut write) = stream.into_split();
+        let (mut read, mut write) = tokio::io::split(stream);
         let reading = read_packets(&mut read, async |packet| drop(to_tunnel.send(packet).await));
         let ended = tokio::select! {
             ended = reading => ended,
@@ -91,10 +111,10 @@ fn over_unix_stream(worker: &Rc<Worker>, stream: UnixStream) -> ByteStream {
             tracing::debug!(%error, "the face of a forwarder has ended");
         }
     });
-    ByteStream::Boxed(Box::new(PacketStream::new(from_face, to_face)))
+    Face { to_face, from_face }
 }
 
-fn over_datagrams(worker: &Rc<Worker>, forwarder: SocketAddr) -> io::Result<ByteStream> {
+fn over_datagrams(worker: &Rc<Worker>, forwarder: SocketAddr) -> io::Result<Face> {
     let socket = udp::connect(forwarder)?;
     hermes_net::host::spare(&socket)?;
     let socket = Rc::new(UdpSocket::from_std(socket)?);
@@ -103,7 +123,7 @@ fn over_datagrams(worker: &Rc<Worker>, forwarder: SocketAddr) -> io::Result<Byte
     let (to_face, packets) = mpsc::channel(QUEUE_PACKETS);
     worker.spawn(receive(worker.clone(), socket.clone(), to_tunnel, to_face.downgrade()));
     worker.spawn(send(worker.clone(), socket, packets, mtu));
-    Ok(ByteStream::Boxed(Box::new(PacketStream::new(from_face, to_face))))
+    Ok(Face { to_face, from_face })
 }
 
 /// Receives packets of the forwarder. While the tunnel has no room, datagrams wait in the kernel.

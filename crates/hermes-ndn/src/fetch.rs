@@ -1,0 +1,409 @@
+//! Fetches the segments of a name: version discovery, a window, and retransmission.
+//!
+//! In: a name, packets that arrive, and the time. Out: Interests to send, and content in order. Versions are discovered
+//! by RDR metadata (`32=metadata`) and by prefix, at once. The window grows and shrinks like that of TCP (AIMD, slow
+//! start), and also shrinks on a congestion mark. Timeouts follow RFC 6298. Never: I/O, a clock, or content whose
+//! signature was not checked: the caller checks each packet before [`Fetch::take_data`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::lp::NackReason;
+use crate::name::{Component, Name, types};
+use crate::packet::{APPLICATION_NACK, Data, Interest};
+use crate::rtt::RttEstimator;
+use crate::tlv::Element;
+
+/// The value of the component that names metadata (RDR).
+const METADATA: &[u8] = b"metadata";
+const INITIAL_WINDOW: f64 = 4.0;
+/// A segment counts as lost when this many later ones were answered (RFC 9002, section 6.1.1).
+const OVERTAKEN: u32 = 3;
+/// The type of the element that holds a name in metadata.
+const NAME: u32 = 7;
+
+/// The limits of a fetch.
+#[derive(Clone, Copy, Debug)]
+pub struct FetchLimits {
+    /// Interests under way at once.
+    pub max_window: usize,
+    /// Segments that wait for an earlier one, in memory.
+    pub max_ahead: u64,
+    /// How long the answer to one Interest may take, with all repetitions.
+    pub patience: Duration,
+}
+
+impl Default for FetchLimits {
+    fn default() -> Self {
+        Self { max_window: 256, max_ahead: 512, patience: Duration::from_secs(10) }
+    }
+}
+
+/// The reason why a fetch failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FetchError {
+    /// No Data answered in time.
+    #[error("no Data answered in time")]
+    NoAnswer,
+    /// The network returned an Interest.
+    #[error("the network has no route to the name")]
+    NoRoute,
+    /// The producer says that there is no such content.
+    #[error("the producer has no such content")]
+    NotFound,
+    /// The producer contradicts itself.
+    #[error("the producer sent an unexpected segment")]
+    Unexpected,
+}
+
+struct Sent {
+    interest: Interest,
+    first: Duration,
+    last: Duration,
+    is_repeated: bool,
+    /// How many later segments were answered before it.
+    overtaken: u32,
+}
+
+/// The number of an Interest under way: a segment, or one of the discovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Wanted {
+    Metadata,
+    Prefix,
+    Segment(u64),
+}
+
+/// What is known of the name.
+enum Phase {
+    /// Neither version nor segmentation is known.
+    Discovery,
+    /// The segments have this prefix.
+    Segments(Name),
+    /// All content has been handed out.
+    Complete,
+}
+
+/// The fetch of one name.
+pub struct Fetch {
+    name: Name,
+    phase: Phase,
+    limits: FetchLimits,
+    window: f64,
+    threshold: f64,
+    rtt: RttEstimator,
+    under_way: BTreeMap<Wanted, Sent>,
+    /// Ways of discovery for which the network has no route.
+    unroutable: Vec<Wanted>,
+    /// Interests to repeat, which do not count as new.
+    repeat: Vec<Wanted>,
+    next: u64,
+    last: Option<u64>,
+    /// Content that waits for earlier segments.
+    waiting: BTreeMap<u64, Bytes>,
+    next_out: u64,
+    /// The window does not shrink again before this time.
+    calm_until: Duration,
+    /// Seeds the nonces of Interests.
+    nonce: u32,
+    /// The first Data of the content, for what it says of all: version, freshness.
+    first: Option<Data>,
+}
+
+impl Fetch {
+    /// Begins to fetch a name. A name that ends with a version or a segment needs no discovery. `nonce` is random.
+    pub fn new(name: Name, limits: FetchLimits, nonce: u32) -> Self {
+        let last = name.last();
+        let kind = last.as_ref().map(Component::kind);
+        let (phase, next) = match kind {
+            Some(types::VERSION) => (Phase::Segments(name.clone()), 0),
+            Some(types::SEGMENT) => {
+                let number = last.and_then(|last| last.number(types::SEGMENT)).unwrap_or_default();
+                (Phase::Segments(name.parent()), number)
+            }
+            _ => (Phase::Discovery, 0),
+        };
+        // A single segment is wanted, and no more.
+        let last = (kind == Some(types::SEGMENT)).then_some(next);
+        Self {
+            name,
+            phase,
+            limits,
+            window: INITIAL_WINDOW,
+            threshold: f64::INFINITY,
+            rtt: RttEstimator::default(),
+            under_way: BTreeMap::new(),
+            unroutable: Vec::new(),
+            repeat: Vec::new(),
+            next,
+            last,
+            waiting: BTreeMap::new(),
+            next_out: next,
+            calm_until: Duration::ZERO,
+            nonce,
+            first: None,
+        }
+    }
+
+    /// The first Data of the content, once it has arrived.
+    pub fn first(&self) -> Option<&Data> {
+        self.first.as_ref()
+    }
+
+    /// Whether all content has been handed out.
+    pub fn is_complete(&self) -> bool {
+        matches!(self.phase, Phase::Complete)
+    }
+
+    /// The next Interest to send; `None` if nothing is to be sent now.
+    pub fn next_interest(&mut self, now: Duration) -> Option<Interest> {
+        if let Some(wanted) = self.repeat.pop() {
+            let nonce = self.next_nonce();
+            let sent = self.under_way.get_mut(&wanted)?;
+            sent.last = now;
+            sent.is_repeated = true;
+            sent.overtaken = 0;
+            sent.interest.nonce = Some(nonce);
+            return Some(sent.interest.clone());
+        }
+        let (wanted, interest) = match &self.phase {
+            Phase::Discovery => self.next_discovery()?,
+            Phase::Segments(prefix) => {
+                let has_room = self.under_way.len() < self.window.min(self.limits.max_window as f64) as usize;
+                let is_wanted = self.last.is_none_or(|last| self.next <= last);
+                if !has_room || !is_wanted || self.next >= self.next_out + self.limits.max_ahead {
+                    return None;
+                }
+                let name = prefix.child(&Component::numbered(types::SEGMENT, self.next));
+                (Wanted::Segment(self.next), Interest::new(name))
+            }
+            Phase::Complete => return None,
+        };
+        if let Wanted::Segment(_) = wanted {
+            self.next += 1;
+        }
+        let interest = Interest {
+            nonce: Some(self.next_nonce()),
+            lifetime: Some(self.rtt.timeout().max(MIN_LIFETIME)),
+            ..interest
+        };
+        self.under_way.insert(
+            wanted,
+            Sent { interest: interest.clone(), first: now, last: now, is_repeated: false, overtaken: 0 },
+        );
+        Some(interest)
+    }
+
+    fn next_discovery(&self) -> Option<(Wanted, Interest)> {
+        let by_prefix = |name| Interest { can_be_prefix: true, must_be_fresh: true, ..Interest::new(name) };
+        let is_new = |wanted: &Wanted| !self.under_way.contains_key(wanted) && !self.unroutable.contains(wanted);
+        let wanted = [Wanted::Prefix, Wanted::Metadata].into_iter().find(is_new)?;
+        let metadata = || self.name.child(&Component::new(types::KEYWORD, METADATA));
+        Some((wanted, by_prefix(if wanted == Wanted::Prefix { self.name.clone() } else { metadata() })))
+    }
+
+    fn next_nonce(&mut self) -> [u8; 4] {
+        // A counter with a random start: nonces must differ, not be secret.
+        self.nonce = self.nonce.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+        self.nonce.to_be_bytes()
+    }
+
+    /// Takes a Data packet whose signature is valid. A packet that was not asked for changes nothing. `is_marked` tells
+    /// of a congestion mark.
+    ///
+    /// # Errors
+    /// The producer has no such content, or contradicts itself.
+    pub fn take_data(&mut self, data: Data, is_marked: bool, now: Duration) -> Result<(), FetchError> {
+        let answered = self.under_way.iter().find(|(_, sent)| data.answers(&sent.interest)).map(|(wanted, _)| *wanted);
+        let Some(wanted) = answered else { return Ok(()) };
+        if let Some(sent) = self.under_way.remove(&wanted)
+            && !sent.is_repeated
+        {
+            self.rtt.sample(now.saturating_sub(sent.last));
+        }
+        if is_marked {
+            self.shrink(now);
+        } else {
+            self.grow();
+        }
+        self.repeat_overtaken(wanted, now);
+        if data.content_type == APPLICATION_NACK {
+            return Err(FetchError::NotFound);
+        }
+        match wanted {
+            Wanted::Segment(number) => self.take_segment(number, data),
+            Wanted::Metadata | Wanted::Prefix => self.take_discovered(data),
+        }
+    }
+
+    /// Repeats segments that several later ones have overtaken, so that a loss costs no timeout.
+    fn repeat_overtaken(&mut self, answered: Wanted, now: Duration) {
+        let mut is_lost = false;
+        for (wanted, sent) in self.under_way.range_mut(..answered) {
+            sent.overtaken += 1;
+            // A repeated Interest was sent after those that overtake it now.
+            if sent.overtaken == OVERTAKEN && !sent.is_repeated {
+                self.repeat.push(*wanted);
+                is_lost = true;
+            }
+        }
+        if is_lost {
+            self.shrink(now);
+        }
+    }
+
+    /// Learns the version and the segmentation from the answer to a discovery.
+    fn take_discovered(&mut self, data: Data) -> Result<(), FetchError> {
+        if !matches!(self.phase, Phase::Discovery) {
+            return Ok(());
+        }
+        let marker = data.name.components().nth(self.name.len());
+        if marker.is_some_and(|part| part.kind() == types::KEYWORD && part.value() == METADATA) {
+            let mut content = data.content.clone();
+            let versioned = match Element::take(&mut content) {
+                Ok(Some(name)) if name.kind == NAME => Name::decode(name.value).map_err(|_| FetchError::Unexpected)?,
+                _ => return Err(FetchError::Unexpected),
+            };
+            // Metadata of another name would lead the client elsewhere.
+            if !self.name.is_prefix_of(&versioned) {
+                return Err(FetchError::Unexpected);
+            }
+            self.begin_segments(versioned);
+            return Ok(());
+        }
+        let segment = data.name.last().and_then(|last| last.number(types::SEGMENT));
+        match segment {
+            // The content is one packet without a segment number.
+            None => {
+                self.under_way.clear();
+                (self.last, self.next) = (Some(0), 1);
+                self.phase = Phase::Segments(data.name.clone());
+                self.hold(0, data);
+                Ok(())
+            }
+            Some(number) => {
+                self.begin_segments(data.name.parent());
+                if number == 0 {
+                    self.next = 1;
+                    return self.take_segment(0, data);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn begin_segments(&mut self, prefix: Name) {
+        self.under_way.clear();
+        self.repeat.clear();
+        self.phase = Phase::Segments(prefix);
+    }
+
+    fn take_segment(&mut self, number: u64, data: Data) -> Result<(), FetchError> {
+        if let Some(last) = data.final_block.as_ref().and_then(|last| last.number(types::SEGMENT)) {
+            if last < number && self.last.is_none_or(|known| known != number) {
+                return Err(FetchError::Unexpected);
+            }
+            if self.last.is_none() {
+                self.last = Some(last);
+                // Interests for segments beyond the last one would only time out.
+                self.under_way.retain(|wanted, _| !matches!(wanted, Wanted::Segment(number) if *number > last));
+            }
+        }
+        self.hold(number, data);
+        Ok(())
+    }
+
+    fn hold(&mut self, number: u64, data: Data) {
+        if number >= self.next_out {
+            self.waiting.insert(number, data.content.clone());
+        }
+        if self.first.is_none() {
+            self.first = Some(data);
+        }
+    }
+
+    /// The next content in order; `None` if it has not arrived, or all was handed out.
+    pub fn next_content(&mut self) -> Option<Bytes> {
+        let content = self.waiting.remove(&self.next_out)?;
+        if self.last == Some(self.next_out) {
+            self.phase = Phase::Complete;
+            self.under_way.clear();
+        }
+        self.next_out += 1;
+        Some(content)
+    }
+
+    /// Takes an Interest that the network returned.
+    ///
+    /// # Errors
+    /// No route leads to the name.
+    pub fn take_nack(&mut self, name: &Name, reason: NackReason, now: Duration) -> Result<(), FetchError> {
+        let returned = self.under_way.iter().find(|(_, sent)| sent.interest.name == *name).map(|(wanted, _)| *wanted);
+        let Some(wanted) = returned else { return Ok(()) };
+        match reason {
+            NackReason::Congestion => self.shrink(now),
+            NackReason::Duplicate => self.repeat.push(wanted),
+            NackReason::NoRoute | NackReason::None => {
+                self.under_way.remove(&wanted);
+                self.unroutable.push(wanted);
+                // One of the two ways of discovery may have a route.
+                if !matches!(self.phase, Phase::Discovery) || self.unroutable.len() > 1 {
+                    return Err(FetchError::NoRoute);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The time at which [`Fetch::handle_timeout`] is due.
+    pub fn next_timeout(&self) -> Option<Duration> {
+        let timeout = self.rtt.timeout();
+        self.under_way.values().map(|sent| sent.last + timeout).min()
+    }
+
+    /// Repeats Interests whose answer is late.
+    ///
+    /// # Errors
+    /// An answer is too late.
+    pub fn handle_timeout(&mut self, now: Duration) -> Result<(), FetchError> {
+        let timeout = self.rtt.timeout();
+        let late: Vec<Wanted> =
+            self.under_way.iter().filter(|(_, sent)| now >= sent.last + timeout).map(|(wanted, _)| *wanted).collect();
+        for wanted in &late {
+            let is_hopeless = |sent: &Sent| now.saturating_sub(sent.first) >= self.limits.patience;
+            if self.under_way.get(wanted).is_some_and(is_hopeless) {
+                return Err(FetchError::NoAnswer);
+            }
+            if !self.repeat.contains(wanted) {
+                self.repeat.push(*wanted);
+            }
+        }
+        if !late.is_empty() {
+            self.shrink(now);
+            self.rtt.back_off();
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self) {
+        self.window += if self.window < self.threshold { 1.0 } else { 1.0 / self.window };
+        self.window = self.window.min(self.limits.max_window as f64);
+    }
+
+    /// Halves the window, once a round trip.
+    fn shrink(&mut self, now: Duration) {
+        if now < self.calm_until {
+            return;
+        }
+        self.calm_until = now + self.rtt.smoothed();
+        self.threshold = (self.window / 2.0).max(2.0);
+        self.window = self.threshold;
+    }
+}
+
+/// The shortest lifetime of an Interest: forwarders forget it then.
+const MIN_LIFETIME: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;
