@@ -354,4 +354,5 @@ pub fn is_management(datagram: &[u8]) -> bool {
 mod decode;
 mod encode;
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
 mod tests;

@@ -39,19 +39,20 @@ impl SendBuffer {
 
     /// Appends bytes.
     pub(crate) fn push(&mut self, bytes: Bytes) {
+        let length = bytes.len() as u64;
         if bytes.is_empty() {
             return;
         }
         if bytes.len() >= COPY_BELOW {
             self.seal();
-            self.chunks.push_back((self.end, bytes.clone()));
+            self.chunks.push_back((self.end, bytes));
         } else {
             if self.tail.len() + bytes.len() > SHARED_CHUNK {
                 self.seal();
             }
             self.tail.extend_from_slice(&bytes);
         }
-        self.end += bytes.len() as u64;
+        self.end += length;
     }
 
     fn seal(&mut self) {
