@@ -23,6 +23,14 @@ pub struct FlowRequest {
     pub qos: Qos,
 }
 
+impl FlowRequest {
+    /// Returns a request for a reliable flow to an application and its instance.
+    pub fn to(process: impl Into<String>, instance: impl Into<String>) -> Self {
+        let destination = AppName { process: process.into(), instance: instance.into() };
+        Self { source: AppName::default(), destination, qos: Qos::Reliable }
+    }
+}
+
 /// An event for the application.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {

@@ -25,8 +25,6 @@ pub(crate) struct Flow {
     pub(crate) port: u32,
     pub(crate) is_requester: bool,
     pub(crate) state: State,
-    /// The flow is in the queue of those that may have PDUs to send.
-    pub(crate) is_active: bool,
     pub(crate) scheduled: Option<Duration>,
     /// A write was cut short, and the application waits for space.
     pub(crate) wants_write: bool,
@@ -114,6 +112,19 @@ pub(crate) struct Unconfirmed {
 }
 
 impl Connection {
+    pub(crate) fn new(now: Duration, remote_cep: u32, sender: Sender, receiver: Receiver) -> Self {
+        Self {
+            remote_cep,
+            sender,
+            receiver,
+            last_heard: now,
+            last_probe: now,
+            last_bytes: now,
+            unconfirmed: None,
+            is_end_read: false,
+        }
+    }
+
     /// Whether both directions have ended and the application knows it.
     pub(crate) fn is_complete(&self) -> bool {
         self.is_end_read && self.sender.is_complete() && self.receiver.is_complete()

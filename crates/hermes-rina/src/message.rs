@@ -237,7 +237,7 @@ pub enum Message {
         cep: u32,
         /// The first sequence number of the requester.
         sequence: u64,
-        /// The credit of the responder, in bytes.
+        /// The credit that the requester grants, in bytes.
         credit: u32,
         /// The source.
         source: AppName,
@@ -316,7 +316,7 @@ pub struct Endpoint {
     pub cep: u32,
     /// The first sequence number.
     pub sequence: u64,
-    /// The credit of the peer, in bytes.
+    /// The credit that this endpoint grants, in bytes.
     pub credit: u32,
 }
 

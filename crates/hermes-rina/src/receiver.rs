@@ -248,6 +248,11 @@ impl Receiver {
         self.is_ack_due
     }
 
+    /// Whether a PDU was received and not acknowledged.
+    pub(crate) fn is_ack_pending(&self) -> bool {
+        self.is_ack_due || self.ack_at.is_some()
+    }
+
     /// Whether ranges must be acknowledged, which a data PDU cannot carry.
     pub(crate) fn has_ranges(&self) -> bool {
         !self.ranges.is_empty()

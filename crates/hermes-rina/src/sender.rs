@@ -86,6 +86,10 @@ impl Plan {
     pub(crate) fn is_ping(&self) -> bool {
         self.source == Source::Ping
     }
+
+    pub(crate) fn is_repeated(&self) -> bool {
+        matches!(self.source, Source::Again(_))
+    }
 }
 
 /// An acknowledgement of something that was never sent.
