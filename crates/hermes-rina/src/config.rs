@@ -124,7 +124,7 @@ impl Default for Timing {
             keepalive: Duration::from_secs(10),
             dead: Duration::from_secs(30),
             idle: Duration::from_secs(3600),
-            linger: Duration::from_secs(2),
+            linger: Duration::from_secs(10),
             neighbour_idle: Duration::from_secs(300),
         }
     }

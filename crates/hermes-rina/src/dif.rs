@@ -210,7 +210,8 @@ impl Dif {
         if !bytes.is_empty() {
             self.counters.send_limit += 1;
             // A flow with bytes of its own is woken by their acknowledgement.
-            if !one.wants_write && total == length {
+            if !one.is_starved && total == length {
+                one.is_starved = true;
                 self.starved.push_back(flow);
             }
             one.wants_write = true;

@@ -28,6 +28,8 @@ pub(crate) struct Flow {
     pub(crate) scheduled: Option<Duration>,
     /// A write was cut short, and the application waits for space.
     pub(crate) wants_write: bool,
+    /// The flow is in the queue of those that the total limit has cut short.
+    pub(crate) is_starved: bool,
     /// The application waits for bytes.
     pub(crate) wants_read: bool,
 }
@@ -173,6 +175,16 @@ impl Flow {
             State::Open(connection) => connection.deadline(timing),
             State::Deleting(deleting) => deleting.retry_at,
             State::Lingering(lingering) => lingering.until,
+        }
+    }
+
+    /// Whether a PDU with this first identifier was sent by this flow.
+    pub(crate) fn has_sent(&self, first: u32) -> bool {
+        match &self.state {
+            State::Allocating(_) => self.port == first,
+            State::Open(connection) => connection.remote_cep == first,
+            State::Deleting(deleting) => deleting.remote_cep == first,
+            State::Requested(_) | State::Lingering(_) => false,
         }
     }
 

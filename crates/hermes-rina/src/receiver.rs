@@ -138,14 +138,15 @@ impl Receiver {
     fn store(&mut self, header: &DataHeader, mut payload: Bytes, room: usize) -> Result<(), Dropped> {
         let mut start = header.sequence;
         let end = start.saturating_add(payload.len() as u64);
+        if payload.is_empty() && !header.flags.fin {
+            return Ok(());
+        }
         if header.flags.fin {
             if self.fin.is_some_and(|fin| fin != end) || self.ranges.iter().next_back().is_some_and(|r| r.end > end) {
                 return Err(Dropped::Inconsistent);
             }
         } else if self.fin.is_some_and(|fin| end > fin) {
             return Err(Dropped::Inconsistent);
-        } else if payload.is_empty() {
-            return Ok(());
         }
         if end < self.next || end == self.next && !(header.flags.fin && self.fin.is_none()) {
             return Err(Dropped::Duplicate);

@@ -126,6 +126,8 @@ pub(crate) struct Sender {
     cubic: Cubic,
     loss_time: Option<Duration>,
     last_sent: Duration,
+    /// The start of the probe timeout: the last PDU, or the last timeout if its probe was not sent yet.
+    timer_start: Duration,
     timeouts: u32,
     probes: u8,
     must_ping: bool,
@@ -155,6 +157,7 @@ impl Sender {
             cubic: Cubic::new(unit),
             loss_time: None,
             last_sent: now,
+            timer_start: now,
             timeouts: 0,
             probes: 0,
             must_ping: false,
@@ -263,7 +266,7 @@ impl Sender {
     /// Records that the plan was sent. Returns the number of the PDU.
     pub(crate) fn sent(&mut self, now: Duration, plan: &Plan) -> u64 {
         let number = self.first_number + self.log.len() as u64;
-        self.last_sent = now;
+        (self.last_sent, self.timer_start) = (now, now);
         self.probes = self.probes.saturating_sub(1);
         let segment = match plan.source {
             Source::Ping => {
@@ -321,16 +324,16 @@ impl Sender {
             self.timeouts = 0;
             self.probes = 0;
         }
+        if let (Some(sent), true) = (sent, info.marks != self.marks) {
+            self.marks = info.marks;
+            self.cubic.congestion(now, sent);
+        }
         let lost = self.detect_losses(now);
         if let (Some(sent), true) = (sent, acked > 0 && lost.is_none()) {
             let is_limited = echo.is_some_and(|echo| echo < self.limited_until);
             if is_limited {
                 self.cubic.acknowledged(now, acked, sent, self.rtt.smoothed());
             }
-        }
-        if let (Some(sent), true) = (sent, info.marks != self.marks) {
-            self.marks = info.marks;
-            self.cubic.congestion(now, sent);
         }
         self.release();
         Ok(acked > 0)
@@ -430,7 +433,7 @@ impl Sender {
         if self.loss_time.is_some() {
             return self.loss_time;
         }
-        (self.in_flight > 0 || self.is_stalled()).then(|| self.last_sent + self.rtt.pto(self.timeouts))
+        (self.in_flight > 0 || self.is_stalled()).then(|| self.timer_start + self.rtt.pto(self.timeouts))
     }
 
     /// Handles a timeout that has passed: marks losses, or sends probes.
@@ -443,6 +446,7 @@ impl Sender {
             return;
         }
         self.timeouts = self.timeouts.saturating_add(1);
+        self.timer_start = now;
         if self.is_stalled() {
             self.must_ping = true;
             return;

@@ -159,11 +159,13 @@ impl Dif {
         is_requester: bool,
         state: State,
     ) -> Option<u16> {
-        if self.flows.is_full() {
+        let max = self.config.limits.flows_per_neighbour;
+        let has_max = |this: &Self| this.neighbours.get(&peer).is_some_and(|one| one.flows.len() >= max);
+        if self.flows.is_full() || has_max(self) {
             self.evict_lingering(now);
         }
+        let is_full = has_max(self);
         let neighbour = self.neighbours.get_mut(&peer)?;
-        let is_full = neighbour.flows.len() >= self.config.limits.flows_per_neighbour;
         let random = self.random.number();
         let make = |id, cep| Flow {
             id,
@@ -174,6 +176,7 @@ impl Dif {
             state,
             scheduled: None,
             wants_write: false,
+            is_starved: false,
             wants_read: true,
         };
         let slot = if is_full { None } else { self.flows.insert(random, make) };
@@ -392,7 +395,7 @@ impl Dif {
         if self.neighbours.get(&flow.peer).is_some_and(|neighbour| neighbour.flows.is_empty()) {
             self.schedule_neighbour(flow.peer);
         }
-        self.wake_starved(now);
+        self.wake_starved();
         Some(flow)
     }
 }

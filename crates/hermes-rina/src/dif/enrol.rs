@@ -255,7 +255,9 @@ impl Dif {
     /// Informs a peer that it is not enrolled, for example because this node has restarted.
     pub(super) fn send_hint(&mut self, now: Duration, peer: SocketAddr, echo: [u8; 8], received: usize) {
         self.counters.not_enrolled += 1;
-        if received <= HINT_LENGTH {
+        // A peer that answers our enrolment may already use a session that we do not have yet.
+        let is_enrolling = self.neighbours.get(&peer).is_some_and(|one| one.attempt.is_some());
+        if received <= HINT_LENGTH || is_enrolling {
             return;
         }
         if self.hints.second != now.as_secs() {
@@ -271,8 +273,10 @@ impl Dif {
 
     /// Starts an enrolment if a hint answers a PDU of one of our flows. The session stays until the enrolment succeeds.
     fn on_hint(&mut self, now: Duration, peer: SocketAddr, echo: [u8; 8]) {
-        let [.., a, b, c, d] = echo;
-        let is_ours = self.flows.by_cep(u32::from_be_bytes([a, b, c, d]), peer).is_some();
+        let [a, b, c, d, e, f, g, h] = echo;
+        let (first, cep) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
+        let flow = self.flows.by_cep(cep, peer).and_then(|slot| self.flows.slot(slot));
+        let is_ours = flow.is_some_and(|flow| flow.has_sent(first));
         let Some(neighbour) = self.neighbours.get_mut(&peer).filter(|one| is_ours && one.attempt.is_none()) else {
             self.counters.replayed += 1;
             return;

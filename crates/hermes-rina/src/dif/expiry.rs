@@ -109,7 +109,7 @@ impl Dif {
     }
 
     /// Drops entries of flows that no longer exist. Flows leave in the order in which they began to linger.
-    fn trim_lingering(&mut self) {
+    pub(super) fn trim_lingering(&mut self) {
         while self.lingering.front().is_some_and(|id| self.flows.find(*id).is_none()) {
             self.lingering.pop_front();
         }

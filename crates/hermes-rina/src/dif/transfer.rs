@@ -24,6 +24,10 @@ impl Dif {
         match &mut flow.state {
             State::Open(connection) if connection.remote_cep == header.from => {
                 if header.flags.reset {
+                    // The peer no longer lingers. If only its acknowledgement of our end is missing, nothing is lost.
+                    if connection.is_end_read && connection.sender.is_finished() && connection.sender.buffered() == 0 {
+                        return self.linger(now, slot);
+                    }
                     return self.end_flow(now, slot, Reason::UnknownFlow);
                 }
                 let before = (connection.sender.buffered(), connection.receiver.buffered());
@@ -141,7 +145,7 @@ impl Dif {
         }
         self.active.push(slot);
         self.schedule_flow(slot);
-        self.wake_starved(now);
+        self.wake_starved();
     }
 
     /// Ends a flow whose directions are both complete.
@@ -157,6 +161,7 @@ impl Dif {
         if let Some(ack) = last {
             self.send_ack(peer, remote_cep, cep, ack);
         }
+        self.trim_lingering();
         self.lingering.push_back(id);
         self.events.push_back(Event::Closed { flow: id, reason: None });
         self.schedule_flow(slot);
@@ -173,14 +178,15 @@ impl Dif {
     }
 
     /// Wakes flows whose writes were cut short by the total limit, once half of it is free.
-    pub(super) fn wake_starved(&mut self, _now: Duration) {
+    pub(super) fn wake_starved(&mut self) {
         if self.starved.is_empty() || self.send_used > self.config.limits.total_send / 2 {
             return;
         }
         for id in std::mem::take(&mut self.starved) {
             let slot = self.flows.find(id);
-            if let Some(flow) = slot.and_then(|slot| self.flows.slot_mut(slot)).filter(|flow| flow.wants_write) {
-                flow.wants_write = false;
+            let Some(flow) = slot.and_then(|slot| self.flows.slot_mut(slot)) else { continue };
+            flow.is_starved = false;
+            if std::mem::take(&mut flow.wants_write) {
                 self.events.push_back(Event::Writable { flow: id });
             }
         }
