@@ -137,11 +137,8 @@ impl Connection {
     }
 
     fn deadline(&self, timing: &Timing) -> Duration {
-        let others = [
-            self.sender.deadline(),
-            self.receiver.deadline(),
-            self.unconfirmed.as_ref().map(|answer| answer.retry_at),
-        ];
+        let others =
+            [self.sender.deadline(), self.receiver.deadline(), self.unconfirmed.as_ref().map(|answer| answer.retry_at)];
         let liveness = self.probe_at(timing).min(self.last_heard + timing.dead).min(self.last_bytes + timing.idle);
         others.into_iter().flatten().fold(liveness, Duration::min)
     }
@@ -221,11 +218,7 @@ impl FlowTable {
     }
 
     /// Inserts a flow. `random` becomes the high bits of its CEP-id. `None`: the table is full.
-    pub(crate) fn insert(
-        &mut self,
-        random: u64,
-        make: impl FnOnce(FlowId, u32) -> Flow,
-    ) -> Option<u16> {
+    pub(crate) fn insert(&mut self, random: u64, make: impl FnOnce(FlowId, u32) -> Flow) -> Option<u16> {
         if self.is_full() {
             return None;
         }

@@ -4,6 +4,7 @@
 //! ranges than the limit.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -294,7 +295,9 @@ impl Receiver {
         let skipped = self.ranges.len().saturating_sub(MAX_RANGES - LOW_RANGES).max(LOW_RANGES);
         let low = self.ranges.iter().take(LOW_RANGES);
         let chosen = low.chain(self.ranges.iter().skip(skipped));
-        chosen.map(|range| ((range.start - self.next) as u32, (range.end - range.start) as u32)).collect()
+        // The end belongs to the range of the bytes before it.
+        let end = |range: &Range<u64>| range.end + u64::from(self.fin == Some(range.end));
+        chosen.map(|range| ((range.start - self.next) as u32, (end(range) - range.start) as u32)).collect()
     }
 }
 

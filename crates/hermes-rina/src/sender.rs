@@ -354,9 +354,6 @@ impl Sender {
         let Some(base) = self.segments.front().map(|first| first.start) else { return 0 };
         let mut gaps = std::mem::take(&mut self.gaps);
         gaps.clear();
-        if sequence > base {
-            self.acked.insert(base..sequence, |gap| gaps.push(gap));
-        }
         for (offset, length) in ranges {
             let start = (sequence + u64::from(*offset)).max(base);
             let end = sequence + u64::from(*offset) + u64::from(*length);
@@ -367,15 +364,20 @@ impl Sender {
             }
         }
         let mut acked = 0;
-        for gap in &gaps {
-            let first = self.segments.partition_point(|one| one.start < gap.start);
-            for segment in self.segments.range_mut(first..).take_while(|one| one.end() <= gap.end) {
-                if segment.state == SegmentState::InFlight {
-                    self.in_flight -= segment.span();
-                }
-                segment.state = SegmentState::Acked;
+        let mut mark = |segment: &mut Segment| {
+            if segment.state == SegmentState::InFlight {
+                self.in_flight -= segment.span();
+            }
+            if segment.state != SegmentState::Acked {
                 acked += segment.span();
             }
+            segment.state = SegmentState::Acked;
+        };
+        // The next release removes these segments, so that each is visited once.
+        self.segments.iter_mut().take_while(|one| one.end() <= sequence).for_each(&mut mark);
+        for gap in &gaps {
+            let first = self.segments.partition_point(|one| one.start < gap.start);
+            self.segments.range_mut(first..).take_while(|one| one.end() <= gap.end).for_each(&mut mark);
         }
         self.gaps = gaps;
         acked

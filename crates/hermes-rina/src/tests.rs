@@ -58,8 +58,11 @@ fn config() -> Config {
 
 impl Net {
     fn new(faults: Faults, seed: u64, configs: impl IntoIterator<Item = Config>) -> Self {
-        let nodes: Vec<Dif> =
-            configs.into_iter().enumerate().map(|(at, config)| Dif::new(config, &[at as u8 + 1; 32]).unwrap()).collect();
+        let nodes: Vec<Dif> = configs
+            .into_iter()
+            .enumerate()
+            .map(|(at, config)| Dif::new(config, &[at as u8 + 1; 32]).unwrap())
+            .collect();
         let events = nodes.iter().map(|_| Vec::new()).collect();
         let (now, sky) = (SECOND, BTreeMap::new());
         let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -308,7 +308,8 @@ impl Dif {
     ) {
         let (unit, rtt) = self.path_of(peer);
         let found = self.flows.by_cep(cep, peer);
-        let flow = found.and_then(|slot| self.flows.slot_mut(slot)).filter(|flow| flow.is_requester && flow.port == port);
+        let flow =
+            found.and_then(|slot| self.flows.slot_mut(slot)).filter(|flow| flow.is_requester && flow.port == port);
         let (Some(slot), Some(flow)) = (found, flow) else {
             self.counters.replayed += 1;
             return;

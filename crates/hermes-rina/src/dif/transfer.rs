@@ -134,7 +134,8 @@ impl Dif {
             flow.wants_read = false;
             self.events.push_back(Event::Readable { flow: flow.id });
         }
-        if flow.wants_write && connection.sender.buffered() <= self.config.limits.send_buffer / 2
+        if flow.wants_write
+            && connection.sender.buffered() <= self.config.limits.send_buffer / 2
             && self.send_used < self.config.limits.total_send
         {
             flow.wants_write = false;

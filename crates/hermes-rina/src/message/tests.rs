@@ -48,8 +48,12 @@ fn management() -> BoxedStrategy<Message> {
         ),
         (any::<u32>(), any::<u32>(), proptest::result::maybe_err(endpoint, reason()))
             .prop_map(|(port, cep, result)| Message::CreateReply { port, cep, result }),
-        (reason(), any::<u32>(), any::<u32>(), any::<u32>())
-            .prop_map(|(reason, to, from, port)| Message::Delete { reason, to, from, port }),
+        (reason(), any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(reason, to, from, port)| Message::Delete {
+            reason,
+            to,
+            from,
+            port
+        }),
         (any::<u32>(), any::<u32>()).prop_map(|(to, from)| Message::DeleteReply { to, from }),
         nonce().prop_map(|nonce| Message::Release { nonce }),
     ]
@@ -68,8 +72,12 @@ fn transfer() -> BoxedStrategy<Message> {
         ),
         (any::<[u32; 2]>(), ack_of(), proptest::collection::vec(any::<(u32, u32)>(), 0..=MAX_RANGES))
             .prop_map(|([to, from], ack, ranges)| Message::Ack { to, from, ack, ranges }),
-        (any::<[u32; 3]>(), payload())
-            .prop_map(|([to, from, number], payload)| Message::Datagram { to, from, number, payload }),
+        (any::<[u32; 3]>(), payload()).prop_map(|([to, from, number], payload)| Message::Datagram {
+            to,
+            from,
+            number,
+            payload
+        }),
     ]
     .boxed()
 }

@@ -60,11 +60,13 @@ fn credit_shrinks_while_nobody_reads_and_an_update_follows() {
 #[test]
 fn every_second_pdu_is_acknowledged_at_once() {
     let mut receiver = receiver(1000);
-    let mut put = |number, at| receiver.receive(Duration::ZERO, &header(number, at, false), Bytes::from_static(b"x"), 99);
+    let mut put =
+        |number, at| receiver.receive(Duration::ZERO, &header(number, at, false), Bytes::from_static(b"x"), 99);
     assert_eq!(put(0, 0), Ok(()));
     assert_eq!(receiver.deadline(), Some(MAX_ACK_DELAY));
     assert!(!receiver.is_ack_due());
-    let mut put = |number, at| receiver.receive(Duration::ZERO, &header(number, at, false), Bytes::from_static(b"x"), 99);
+    let mut put =
+        |number, at| receiver.receive(Duration::ZERO, &header(number, at, false), Bytes::from_static(b"x"), 99);
     assert_eq!(put(1, 1), Ok(()));
     assert!(receiver.is_ack_due());
 }

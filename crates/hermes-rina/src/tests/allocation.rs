@@ -163,9 +163,8 @@ fn both_sides_may_enrol_at_once() {
     for seed in 0..20 {
         let faults = if seed < 4 { CLEAN } else { lossy() };
         let mut net = Net::pair(faults, seed);
-        let flows = [0, 1].map(|node| {
-            net.nodes[node].allocate(net.now, address(1 - node), FlowRequest::to("x", "y")).unwrap()
-        });
+        let flows =
+            [0, 1].map(|node| net.nodes[node].allocate(net.now, address(1 - node), FlowRequest::to("x", "y")).unwrap());
         net.run(15 * SECOND);
         for (node, flow) in flows.into_iter().enumerate() {
             let events = net.take_events(node);

@@ -145,18 +145,21 @@ fn full_tables_refuse_and_count() {
     small.limits.neighbours = 1;
     let mut net = Net::new(CLEAN, 1, [config(), small, config()]);
     let request = || FlowRequest::to("x", "y");
-    let flows: Vec<FlowId> =
-        (0..4).map(|_| net.nodes[0].allocate(net.now, address(1), request()).unwrap()).collect();
+    let flows: Vec<FlowId> = (0..4).map(|_| net.nodes[0].allocate(net.now, address(1), request()).unwrap()).collect();
     net.run(SECOND);
     let failed = |events: Vec<Event>| events.iter().filter(|e| matches!(e, Event::AllocationFailed { .. })).count();
     assert_eq!(failed(net.take_events(0)), 2);
     assert_eq!(net.nodes[1].counters().pending_limit, 2);
-    let pending: Vec<FlowId> = net.take_events(1).iter().filter_map(|event| match event {
-        Event::FlowRequested { flow, .. } => Some(*flow),
-        _ => None,
-    }).collect();
+    let pending: Vec<FlowId> = net
+        .take_events(1)
+        .iter()
+        .filter_map(|event| match event {
+            Event::FlowRequested { flow, .. } => Some(*flow),
+            _ => None,
+        })
+        .collect();
     pending.iter().for_each(|flow| net.nodes[1].accept(net.now, *flow).unwrap());
-    (0..2).for_each(|_| drop(net.nodes[0].allocate(net.now, address(1), request()).unwrap()));
+    (0..2).for_each(|_| assert!(net.nodes[0].allocate(net.now, address(1), request()).is_ok()));
     net.run(SECOND);
     assert_eq!(failed(net.take_events(0)), 1);
     assert_eq!(net.nodes[1].counters().flow_limit, 1);

@@ -219,3 +219,12 @@ fn congestion_marks_reduce_the_window() {
     assert!(net.nodes[0].path(a).unwrap().window < before);
     assert!(net.nodes[1].path(b).is_some());
 }
+
+/// The last segment arrives out of order: its range must cover the end too.
+#[test]
+fn an_end_that_arrives_early_is_acknowledged() {
+    let faults = Faults { loss: 3, duplication: 1, reordering: 12, delay: Duration::ZERO };
+    let mut net = Net::pair(faults, 1_037_554_074_183_551_163);
+    net.max_segments = 1;
+    transfer(&mut net, [16_951 * 2, 12_205 * 2]);
+}
