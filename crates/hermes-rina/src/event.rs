@@ -104,7 +104,7 @@ pub struct Transmit {
 pub enum Read {
     /// Bytes in order.
     Bytes(Bytes),
-    /// Nothing can be read now. An [`Event::Readable`] follows.
+    /// The flow has no bytes to read now. An [`Event::Readable`] follows.
     Blocked,
     /// The peer has ended its direction, and all bytes were read.
     End,

@@ -19,9 +19,13 @@
 //! | 17 | DTCP ack | flags 1, count 1, to 4, from 4, acknowledgement 20, count ranges of (offset 4, length 4) |
 //! | 18 | DTP datagram | 0, 0, to 4, from 4, PDU number 4, payload |
 //!
-//! `to` and `from` are the CEP-ids of receiver and sender. An acknowledgement has the next expected sequence number 8,
-//! the credit in bytes 4, the highest PDU number received 4, its delay in units of 16 us 2, and the number of
-//! congestion marks received 2.
+//! `to` and `from` are the CEP-ids of receiver and sender. An acknowledgement has five fields:
+//!
+//! - the next expected sequence number, 8 bytes
+//! - the credit in bytes, 4 bytes
+//! - the highest PDU number received, 4 bytes
+//! - the time since its arrival in units of 16 us, 2 bytes
+//! - the number of congestion marks received, 2 bytes
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -250,7 +254,7 @@ pub enum Message {
         port: u32,
         /// The CEP-id of the requester.
         cep: u32,
-        /// The endpoint of the responder, or why there is none.
+        /// The endpoint of the responder, or the reason of the refusal.
         result: Result<Endpoint, Reason>,
     },
     /// M_DELETE: deallocation of a flow, or of a request.

@@ -25,8 +25,6 @@ const HINT_INTERVAL: Duration = Duration::from_secs(1);
 const HINTS_PER_SECOND: u32 = 200;
 /// Length of a hint, in bytes.
 const HINT_LENGTH: usize = 4 + 8 + TAG_LEN;
-/// Number of repetitions after which the initiator requests another cookie.
-const TRIES_PER_COOKIE: u32 = 3;
 
 impl Dif {
     /// Enrols the neighbour at this address, unless it is enrolled. An [`Event::Enrolled`] or an
@@ -102,10 +100,7 @@ impl Dif {
             }
             if now >= attempt.retry_at {
                 attempt.tries += 1;
-                attempt.retry_at = now + retry * (1 << attempt.tries.min(3));
-                if attempt.tries.is_multiple_of(TRIES_PER_COOKIE) {
-                    attempt.cookie = Cookie::default();
-                }
+                attempt.retry_at = now + retry * (1 << attempt.tries.min(2));
                 let (nonce, cookie) = (attempt.nonce, attempt.cookie);
                 self.send_connect(peer, nonce, cookie);
             }
@@ -208,7 +203,8 @@ impl Dif {
                 if attempt.tries == 0 && attempt.cookie == Cookie::default() {
                     attempt.rtt = Some(now.saturating_sub(attempt.sent));
                 }
-                attempt.cookie = cookie;
+                // An expired cookie brings another challenge.
+                (attempt.cookie, attempt.retry_at) = (cookie, now + self.config.timing.retry);
                 self.send_connect(peer, nonce, cookie);
             }
             (ConnectReply::Enrolled { nonce, cookie, mtu }, Some(attempt))

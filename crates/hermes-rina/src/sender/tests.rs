@@ -1,6 +1,8 @@
 //! Tests of loss detection, probes, credit and the end of a stream, one sender alone.
 
+use super::loss::InvalidAck;
 use super::*;
+use crate::message::AckInfo;
 
 const MS: Duration = Duration::from_millis(1);
 const START: u64 = 5000;

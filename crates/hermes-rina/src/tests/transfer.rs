@@ -51,9 +51,9 @@ fn transfer(net: &mut Net, sizes: [usize; 2]) -> Duration {
     let took = net.now - start;
     assert!(sides[0].read == contents[1] && sides[1].read == contents[0], "the bytes differ");
     net.run(20 * SECOND);
-    for node in 0..2 {
+    for (node, side) in sides.iter().enumerate() {
         let closed = net.take_events(node).into_iter().filter(|event| matches!(event, Event::Closed { .. }));
-        let flow = sides[node].flow;
+        let flow = side.flow;
         assert_eq!(closed.collect::<Vec<_>>(), [Event::Closed { flow, reason: None }]);
         let usage = net.nodes[node].usage();
         assert_eq!((usage.flows, usage.send, usage.receive), (0, 0, 0));
