@@ -156,10 +156,7 @@ impl Dif {
 
     fn on_connect(&mut self, now: Duration, peer: SocketAddr, nonce: Nonce, cookie: Cookie, mtu: u16) {
         if !self.cookies.is_valid(now, peer, &nonce, &cookie) {
-            self.counters.challenges += 1;
-            let cookie = self.cookies.issue(now, peer, &nonce);
-            let reply = ConnectReply::Challenge { nonce, cookie };
-            return self.send_sealed(peer, Role::Responder, &Message::ConnectReply(reply));
+            return self.challenge(now, peer, nonce);
         }
         let mtu = mtu.min(self.config.mtu);
         let neighbour = self.neighbours.get(&peer);
@@ -169,8 +166,9 @@ impl Dif {
                 return self.reply_enrolled(peer, nonce, cookie, mtu);
             }
             if cookie.issued <= session.since {
+                // A replay, or an initiator that has received two cookies and follows the other one.
                 self.counters.stale_connect += 1;
-                return;
+                return self.challenge(now, peer, nonce);
             }
         }
         if neighbour.and_then(|one| one.attempt.as_ref()).is_some_and(|attempt| attempt.nonce > nonce) {
@@ -186,6 +184,12 @@ impl Dif {
         let key = self.key.of_session(&nonce, &cookie);
         let session = Session::new(key, Role::Responder, nonce, cookie, mtu, micros(now));
         self.install(now, peer, session);
+    }
+
+    fn challenge(&mut self, now: Duration, peer: SocketAddr, nonce: Nonce) {
+        self.counters.challenges += 1;
+        let cookie = self.cookies.issue(now, peer, &nonce);
+        self.send_sealed(peer, Role::Responder, &Message::ConnectReply(ConnectReply::Challenge { nonce, cookie }));
     }
 
     fn reply_enrolled(&mut self, peer: SocketAddr, nonce: Nonce, cookie: Cookie, mtu: u16) {
