@@ -9,6 +9,7 @@ pub mod document;
 pub mod model;
 #[cfg(feature = "libfuzzer")]
 pub mod overlay;
+pub mod rina;
 pub mod wire;
 
 /// A target: its name, which is also its directory in `corpus/`, and its check.
@@ -31,6 +32,7 @@ pub const TARGETS: &[Target] = &[
     ("node_document", document::check),
     ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),
+    ("rina", rina::check),
     ("socks5", wire::socks5),
     ("spiffe", model::spiffe),
     ("template", model::template),

@@ -8,8 +8,8 @@ use bytes::Bytes;
 
 use crate::message::{AppName, Qos, Reason};
 
-/// The local identifier of a flow. It is never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// The local identifier of a flow. It is never reused. The default is the identifier of no flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub(crate) u64);
 
 /// A request for a flow.
