@@ -19,6 +19,8 @@
 //! | 17 | DTCP ack | flags 1, count 1, to 4, from 4, acknowledgement 20, count ranges of (offset 4, length 4) |
 //! | 18 | DTP datagram | 0, 0, to 4, from 4, PDU number 4, payload |
 //!
+//! The codec knows the QoS cube "unreliable" and its datagrams; the engine refuses such flows.
+//!
 //! `to` and `from` are the CEP-ids of receiver and sender. An acknowledgement has five fields:
 //!
 //! - the next expected sequence number, 8 bytes
