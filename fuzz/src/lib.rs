@@ -11,6 +11,7 @@ pub mod model;
 pub mod ndn;
 #[cfg(feature = "libfuzzer")]
 pub mod overlay;
+pub mod rina;
 pub mod wire;
 
 /// A target: its name, which is also its directory in `corpus/`, and its check.
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     ("node_document", document::check),
     ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),
+    ("rina", rina::check),
     ("socks5", wire::socks5),
     ("spiffe", model::spiffe),
     ("template", model::template),

@@ -27,6 +27,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-ip", BTreeSet::from(["hermes-model", "hermes-wire"])),
         ("hermes-rate-limit", BTreeSet::from(["hermes-net"])),
         ("hermes-resume", BTreeSet::new()),
+        ("hermes-rina", BTreeSet::new()),
         (
             "hermes-transport",
             BTreeSet::from(["hermes-cache", "hermes-ip", "hermes-model", "hermes-net", "hermes-wire"]),
