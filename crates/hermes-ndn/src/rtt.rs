@@ -9,17 +9,11 @@ const MIN_TIMEOUT: Duration = Duration::from_millis(200);
 const MAX_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Estimates the round-trip time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RttEstimator {
     /// The smoothed round-trip time and its variation; `None` before the first sample.
     estimate: Option<(Duration, Duration)>,
     back_off: u32,
-}
-
-impl Default for RttEstimator {
-    fn default() -> Self {
-        Self { estimate: None, back_off: 0 }
-    }
 }
 
 impl RttEstimator {
