@@ -147,7 +147,10 @@ impl LpPacket {
             || self.congestion.is_some()
             || !self.acks.is_empty()
             || self.tx_sequence.is_some();
-        if let (Some(packet), false) = (&self.fragment, has_fields) {
+        // The neighbour decodes only an Interest or a Data as a bare packet.
+        let is_packet =
+            |packet: &Bytes| Element::only(packet.clone()).is_ok_and(|element| matches!(element.kind, INTEREST | DATA));
+        if let Some(packet) = self.fragment.as_ref().filter(|packet| !has_fields && is_packet(packet)) {
             return packet.clone();
         }
         let mut out = Vec::with_capacity(self.fragment.as_ref().map_or(0, Bytes::len) + 64);

@@ -93,11 +93,9 @@ pub fn name_of(packet: Bytes) -> Result<(u32, Name)> {
     if !matches!(element.kind, INTEREST | DATA) {
         return Err(NdnError::Unexpected(element.kind));
     }
-    let mut rest = element.value;
-    match Element::take(&mut rest)? {
-        Some(name) if name.kind == NAME => Ok((element.kind, Name::decode(name.value)?)),
-        _ => Err(NdnError::Missing("name")),
-    }
+    let known = if element.kind == INTEREST { INTEREST_ELEMENTS } else { DATA_ELEMENTS };
+    let name = Elements::new(element.value, known)?.take(NAME)?.ok_or(NdnError::Missing("name"))?;
+    Ok((element.kind, Name::decode(name.value)?))
 }
 
 /// A request for Data.
