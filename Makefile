@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-pep bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ bench: release setup ## all benchmarks, side by side with Envoy, HAProxy, nginx 
 
 bench-quick: release setup ## the same in five minutes, noisier
 	$(CARGO) run --release -p hermes-bench -- all --quick --out $(TARGET)/bench --hermes $(TARGET)/release/hermes
+
+bench-pep: release setup ## connections split on a router (root), beside HAProxy and a minimal splitter: bench/results
+	$(CARGO) run --release -p hermes-bench -- pep --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
 	mkdir -p bench/results

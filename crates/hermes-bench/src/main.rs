@@ -16,6 +16,7 @@ mod contender;
 mod machine;
 mod origins;
 mod packet_path;
+mod pep;
 mod progress;
 mod record;
 mod run;
@@ -56,6 +57,8 @@ enum Command {
     Table7(Options),
     /// Downloads over three links that are up in turns, in custody, beside what physics allows.
     Unstable(unstable::UnstableOptions),
+    /// Connections split on a router, beside HAProxy and a minimal splitter (PEP-DNA, Table II, Figures 5 and 6).
+    Pep(pep::PepOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -118,6 +121,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Delayed(options) => run::run(&options, &["delayed"]),
         Command::Layer3(options) => run::run(&options, &["layer3"]),
         Command::Table7(options) => run::run(&options, &["table7"]),
+        Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Unstable(options) => Ok(if unstable::run(&options)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),
     }

@@ -31,7 +31,7 @@ pub struct FetchLimits {
     pub max_window: usize,
     /// Segments that wait for an earlier one, in memory.
     pub max_ahead: u64,
-    /// How long the answer to one Interest may take, with all repetitions.
+    /// The longest wait for the answer to one Interest, with all repetitions.
     pub patience: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Default for FetchLimits {
 /// The reason why a fetch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
-    /// No Data answered in time.
+    /// All repetitions of an Interest stayed without an answer.
     #[error("no Data answered in time")]
     NoAnswer,
     /// The network returned an Interest.
@@ -63,7 +63,7 @@ struct Sent {
     first: Duration,
     last: Duration,
     is_repeated: bool,
-    /// How many later segments were answered before it.
+    /// The number of later segments that were answered before it.
     overtaken: u32,
 }
 
@@ -75,9 +75,9 @@ enum Wanted {
     Segment(u64),
 }
 
-/// What is known of the name.
+/// The progress of a fetch.
 enum Phase {
-    /// Neither version nor segmentation is known.
+    /// The version and the segmentation are unknown.
     Discovery,
     /// The segments have this prefix.
     Segments(Name),
@@ -156,7 +156,7 @@ impl Fetch {
         matches!(self.phase, Phase::Complete)
     }
 
-    /// The next Interest to send; `None` if nothing is to be sent now.
+    /// Returns the next Interest to send; `None` while the window is full.
     pub fn next_interest(&mut self, now: Duration) -> Option<Interest> {
         if let Some(wanted) = self.repeat.pop() {
             let nonce = self.next_nonce();
@@ -347,7 +347,7 @@ impl Fetch {
             NackReason::NoRoute | NackReason::None => {
                 self.under_way.remove(&wanted);
                 self.unroutable.push(wanted);
-                // One of the two ways of discovery may have a route.
+                // The other way of discovery may have a route.
                 if !matches!(self.phase, Phase::Discovery) || self.unroutable.len() > 1 {
                     return Err(FetchError::NoRoute);
                 }

@@ -256,7 +256,7 @@ pub struct ReassemblyCounters {
 pub struct Reassembler {
     /// By the number of the first fragment's frame.
     partial: HashMap<u64, PartialPacket>,
-    /// What was dropped.
+    /// Counts of dropped fragments.
     pub counters: ReassemblyCounters,
     limits: ReassemblyLimits,
 }
@@ -383,7 +383,7 @@ mod tests {
             ..LpPacket::bare(packet(5))
         };
         assert_eq!(LpPacket::decode(frame.encode()), Ok(frame));
-        // Without fields there is no frame.
+        // A packet without fields has no frame.
         assert_eq!(LpPacket::bare(packet(5)).encode(), packet(5));
     }
 

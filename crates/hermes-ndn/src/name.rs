@@ -87,17 +87,17 @@ impl Component {
         Element::only(self.0.clone()).unwrap_or_else(|_| unreachable!("a component is one element"))
     }
 
-    /// Its type.
+    /// Returns the type.
     pub fn kind(&self) -> u32 {
         self.element().kind
     }
 
-    /// Its value.
+    /// Returns the value.
     pub fn value(&self) -> Bytes {
         self.element().value
     }
 
-    /// Its number, if it has this type and its value is one.
+    /// Returns the number in its value, if it has this type.
     pub fn number(&self, kind: u32) -> Option<u64> {
         let element = self.element();
         (element.kind == kind).then(|| element.integer().ok()).flatten()
@@ -141,7 +141,7 @@ impl Name {
         self.count == 0
     }
 
-    /// Its components, from the first on.
+    /// Returns the components, from the first on.
     pub fn components(&self) -> impl Iterator<Item = Component> + use<> {
         let mut rest = self.encoded.clone();
         std::iter::from_fn(move || Element::take(&mut rest).ok().flatten().map(|element| Component(element.whole)))

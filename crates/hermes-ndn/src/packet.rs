@@ -75,7 +75,7 @@ impl Packet {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &Name {
         match self {
             Self::Interest(interest) => &interest.name,
@@ -111,9 +111,9 @@ pub struct Interest {
     pub forwarding_hint: Vec<Name>,
     /// Distinguishes Interests that loop from those that are repeated.
     pub nonce: Option<[u8; 4]>,
-    /// How long the sender waits; `None` means [`DEFAULT_LIFETIME`].
+    /// The time that the sender waits; `None` means [`DEFAULT_LIFETIME`].
     pub lifetime: Option<Duration>,
-    /// How many more hops it may travel; `None` means no limit.
+    /// The number of further hops; `None` means no limit.
     pub hop_limit: Option<u8>,
     /// Parameters of the application. The name then has a component with their digest.
     pub parameters: Option<Bytes>,
@@ -127,7 +127,7 @@ impl Interest {
         Self { name, ..Self::default() }
     }
 
-    /// How long the sender waits.
+    /// Returns the time that the sender waits.
     pub fn wait(&self) -> Duration {
         self.lifetime.unwrap_or(DEFAULT_LIFETIME)
     }
@@ -258,17 +258,17 @@ fn check_digest(name: &Name, tail: &[u8]) -> Result<()> {
 /// A named, signed piece of content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Data {
-    /// Its name.
+    /// The name of the content.
     pub name: Name,
     /// The kind of its content: 0 is a blob, 1 a link, 2 a key, 3 a negative answer of the application.
     pub content_type: u64,
-    /// How long it is fresh after it arrived; `None` means not at all.
+    /// The time after its arrival in which it is fresh; `None` means that it never is.
     pub freshness: Option<Duration>,
     /// The last component of the name of the last segment.
     pub final_block: Option<Component>,
-    /// Its content.
+    /// The bytes of the content.
     pub content: Bytes,
-    /// Its signature.
+    /// The signature of the packet.
     pub signature: Signature,
     /// The whole packet.
     pub packet: Bytes,

@@ -65,7 +65,7 @@ impl SignatureType {
     }
 }
 
-/// Where the key of a signature is.
+/// The location of the key of a signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyLocator {
     /// The name of a key or of its certificate.
@@ -74,12 +74,12 @@ pub enum KeyLocator {
     Digest(Bytes),
 }
 
-/// How a signature was made.
+/// The algorithm and the key of a signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignatureInfo {
     /// The algorithm.
     pub kind: SignatureType,
-    /// Where the key is.
+    /// The location of the key.
     pub key: Option<KeyLocator>,
     /// The validity period of a certificate: `YYYYMMDDThhmmss` in UTC, both ends included.
     pub validity: Option<(Bytes, Bytes)>,
@@ -94,9 +94,9 @@ pub struct SignatureInfo {
 /// The signature of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// How it was made.
+    /// The algorithm and the key.
     pub info: SignatureInfo,
-    /// Its bytes.
+    /// The bytes of the signature.
     pub value: Bytes,
     /// The signed bytes, in order. An Interest has two parts, since its digest component is not signed.
     pub covered: Vec<Bytes>,

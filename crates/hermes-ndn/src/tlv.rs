@@ -73,9 +73,9 @@ pub fn packet_length(bytes: &[u8], limit: usize) -> Result<Option<usize>> {
 /// An element.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
-    /// Its type.
+    /// The type of the element.
     pub kind: u32,
-    /// Its value.
+    /// The bytes after the header.
     pub value: Bytes,
     /// The element with its header.
     pub whole: Bytes,

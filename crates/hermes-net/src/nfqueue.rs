@@ -34,23 +34,23 @@ const COPIED: u32 = 2048;
 /// Receive buffer for a burst of SYNs. A netlink message about one takes about 500 bytes of it.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// What becomes of a held packet.
+/// The verdict on a held packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketVerdict {
-    /// It is dropped silently.
+    /// Drop the packet silently.
     Drop,
-    /// It continues after the hook function that held it.
+    /// Let the packet continue after the hook function that held it.
     Accept,
-    /// It passes the hook function that held it again, with this mark.
+    /// Let the packet pass the same hook function again, with this mark.
     Repeat(u32),
 }
 
 /// A held packet.
 #[derive(Clone, Debug)]
 pub struct HeldPacket {
-    /// Its number in the queue, for the verdict.
+    /// The number of the packet in the queue, for the verdict.
     pub id: u32,
-    /// Its first bytes, from the IP header on.
+    /// The first bytes of the packet, from the IP header on.
     pub bytes: Vec<u8>,
 }
 
@@ -91,7 +91,7 @@ impl PacketQueue {
         Ok(Self { socket: crate::netlink::duplicate(&self.socket)?, number: self.number })
     }
 
-    /// Its number.
+    /// Returns the number of the queue.
     pub fn number(&self) -> u16 {
         self.number
     }
@@ -113,7 +113,7 @@ impl PacketQueue {
     /// Sends the verdict on a held packet.
     ///
     /// # Errors
-    /// The kernel's error. A packet that is no longer held is none.
+    /// The kernel's error. No error is returned for a packet that the kernel no longer holds.
     pub fn decide(&self, id: u32, verdict: PacketVerdict) -> io::Result<()> {
         let code: u32 = match verdict {
             PacketVerdict::Drop => 0,

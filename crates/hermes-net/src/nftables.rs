@@ -56,11 +56,11 @@ pub(crate) enum Hook {
 /// A base chain with its rules.
 #[derive(Clone, Debug)]
 pub(crate) struct Chain {
-    /// Its name.
+    /// The name of the chain.
     pub(crate) name: &'static str,
     /// `filter` or `route`.
     pub(crate) kind: &'static str,
-    /// Where its packets come from.
+    /// The source of its packets.
     pub(crate) hook: Hook,
     /// The order among the chains of a hook; lower values come first.
     pub(crate) priority: i32,

@@ -264,7 +264,7 @@ fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::ENOPROTOOPT))
 }
 
-/// What to do about an error of [`Interception::open`].
+/// Returns the remedy for an error of [`Interception::open`].
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {

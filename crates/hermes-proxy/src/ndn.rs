@@ -25,7 +25,7 @@ pub(crate) const QUEUE_PACKETS: usize = 64;
 /// Bytes of packets that leave as one chunk.
 const MAX_CHUNK: usize = 32 << 10;
 
-/// One end of a session: packets of a face.
+/// The stream of a session whose other end is a face.
 pub(crate) struct PacketStream {
     from_face: mpsc::Receiver<Bytes>,
     to_face: PollSender<Bytes>,

@@ -68,7 +68,7 @@ async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin, who: &'st
 }
 
 impl Producers {
-    /// One for each transport of a face.
+    /// Starts one producer for each transport of a face.
     async fn start(dir: &std::path::Path) -> Self {
         let mut tasks = JoinSet::new();
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -1,7 +1,7 @@
 //! HTTP requests for content of Named Data Networking: the path is the name.
 //!
 //! In: requests to a gateway, and a scripted producer that misbehaves on demand. Out: content that its signer may sign,
-//! or a status that says why there is none.
+//! or a status with the reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -25,7 +25,7 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
 const PORT: u16 = 8000;
 /// A host on the server's network that does not exist, so that nobody answers for it.
 const DARK: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 99);
-/// How long a client waits where nothing must come.
+/// The time that a client waits where no answer must come.
 const SILENCE: Duration = Duration::from_millis(1500);
 
 const SPLIT: &str = "
@@ -147,7 +147,7 @@ fn a_client_shares_the_fate_of_its_far_connection() {
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         let unroutable = path.connect("10.77.0.1:80".parse().unwrap()).await.unwrap_err();
         assert_eq!(unroutable.kind(), ErrorKind::HostUnreachable);
-        // Nobody answers for a dark host, for the node neither.
+        // A dark host answers nobody, so the node does not answer either.
         assert!(tokio::time::timeout(SILENCE, path.connect((DARK, PORT).into())).await.is_err());
         let _origin = path.echo((SERVER, PORT).into()).await;
         converse(path.connect((SERVER, PORT).into()).await.unwrap()).await;
@@ -318,7 +318,7 @@ table ip filter {
 #[test]
 fn a_port_is_used_again() {
     on_a_path("transparent::again", async |path, overlay| {
-        let _node = splitter(&overlay, &path, "", 100).await;
+        let node = splitter(&overlay, &path, "", 100).await;
         let _origin = path.echo((SERVER, PORT).into()).await;
         for _ in 0..3 {
             let connected = path.client.run(async {
@@ -327,14 +327,15 @@ fn a_port_is_used_again() {
                 socket.bind((CLIENT, 5555).into()).unwrap();
                 socket.connect((SERVER, PORT).into()).await
             });
-            let stream = connected.await.unwrap().unwrap();
+            let connected = connected.await.unwrap();
+            let stream = connected.unwrap_or_else(|error| panic!("{error}: {:?}", node.records()));
             // A reset leaves no TIME_WAIT at the client.
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
         }
     });
 }
 
-/// UDP passes untouched, or becomes sessions where the listener says so. The addresses are the same either way.
+/// UDP passes untouched, or becomes sessions with `udp: true`. The addresses are the same either way.
 #[test]
 fn udp_flows_pass_or_are_carried() {
     on_a_path("transparent::udp", async |path, overlay| {

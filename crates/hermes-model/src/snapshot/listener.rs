@@ -145,7 +145,7 @@ pub struct Ndn {
     pub namespaces: Vec<(Arc<str>, Arc<str>)>,
 }
 
-/// What a `transparent` listener intercepts.
+/// The connections that a `transparent` listener intercepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transparent {
     /// Destinations; not empty.

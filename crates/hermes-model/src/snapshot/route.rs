@@ -151,7 +151,7 @@ impl Terminate {
 /// A face of an NDN forwarder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Face {
-    /// Where the forwarder is.
+    /// Address of the forwarder.
     pub uri: FaceUri,
     /// Files with public keys, each with the prefix (URI) of the names that it may sign. The longest prefix comes first.
     pub anchors: Vec<(Arc<str>, PathBuf)>,

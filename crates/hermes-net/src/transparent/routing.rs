@@ -1,7 +1,7 @@
 //! Policy routing of a diversion: packets with its mark are delivered to this machine.
 //!
 //! In: a mark, which is also the number of a routing table. Out: a rule and a route for each IP version, tagged with the
-//! protocol number of Hermes. Never: a rule of another process, except one whose nftables table has gone with it.
+//! protocol number of Hermes. Never: a rule of another process, except one whose nftables table no longer exists.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -26,7 +26,7 @@ const MANGLE: i32 = -150;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// What the rules of an interception refer to.
+/// The marks, addresses and queues in the rules of an interception.
 pub(super) struct Layout<'a> {
     pub(super) id: u8,
     /// The mark of the diversion.

@@ -43,6 +43,8 @@ pub struct Destination<'a> {
     pub urgent: bool,
 }
 
+/// The interval of attempts to use the address and port of a client that an earlier connection still uses.
+const TUPLE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The number of parallel connection attempts for each address of an urgent destination.
 const CANDIDATES: usize = 3;
 
@@ -140,5 +142,14 @@ async fn connect_from(addresses: &Addresses, source: SocketAddr, port: u16) -> i
     let Some(address) = addresses.now().iter().find(is_like) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "the client has an address of another IP version"));
     };
-    transparent::connect_from(source, (*address, port).into(), host::spare).await
+    loop {
+        match transparent::connect_from(source, (*address, port).into(), host::spare).await {
+            // An earlier connection of the same client to the same server is not yet closed. No event tells its end. The
+            // caller's timeout ends the attempts, and a client whose SYN is held then sends it again.
+            Err(error) if matches!(error.kind(), io::ErrorKind::AddrNotAvailable | io::ErrorKind::AddrInUse) => {
+                tokio::time::sleep(TUPLE_POLL_INTERVAL).await;
+            }
+            connected => return connected,
+        }
+    }
 }

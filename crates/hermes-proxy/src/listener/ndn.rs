@@ -89,7 +89,8 @@ impl Face {
         })
     }
 
-    /// The queue of the session for a packet, which is opened if there is none. `None` if the packet goes nowhere.
+    /// Returns the queue of the session for a packet. Opens the session if necessary. `None` if no session takes the
+    /// packet.
     fn session_of(self: &Rc<Self>, packet: &LpPacket) -> Option<mpsc::Sender<Bytes>> {
         let inner = packet.fragment.clone()?;
         let dropped = |reason| self.worker.shared.metrics.dropped(reason, 1);

@@ -53,10 +53,16 @@ pub(super) struct Interceptor {
     listeners: Vec<TcpListener>,
     /// Sockets for the first datagrams of UDP flows, until their tasks take them.
     udp: RefCell<Vec<tokio::net::UdpSocket>>,
-    held: RefCell<HashMap<Flow, Held>>,
+    held: RefCell<HashMap<Flow, HeldState>>,
 }
 
-/// A held SYN.
+/// A held SYN, with its sequence number, which tells a repeated SYN from that of another connection.
+struct HeldState {
+    sequence: u32,
+    held: Held,
+}
+
+/// The progress of a held SYN.
 enum Held {
     /// The session is being opened.
     Opening,
@@ -148,14 +154,17 @@ impl Interceptor {
 
     /// Begins the session of a held SYN.
     fn take_packet(self: Rc<Self>, known: &mut CurrentListener, packet: &HeldPacket, is_ending: bool) {
-        let Some(flow) = flow_of(&packet.bytes).filter(|_| !is_ending) else {
+        let Some((flow, sequence)) = flow_of(&packet.bytes).filter(|_| !is_ending) else {
             return self.decide(packet.id, PacketVerdict::Accept);
         };
-        match self.held.borrow().get(&flow) {
-            // The client repeats its SYN.
-            Some(Held::Opening) => return self.decide(packet.id, PacketVerdict::Drop),
-            Some(Held::Released(_)) => return self.decide(packet.id, self.interception.release(self.slot)),
-            None => {}
+        if let Some(known) = self.held.borrow().get(&flow) {
+            let verdict = match known.held {
+                Held::Released(_) if known.sequence == sequence => self.interception.release(self.slot),
+                // The client repeats its SYN; or it uses its port again before the connection before has reached its
+                // session, and then sends its SYN again, too.
+                Held::Opening | Held::Released(_) => PacketVerdict::Drop,
+            };
+            return self.decide(packet.id, verdict);
         }
         let metrics = &self.worker.shared.metrics;
         let limit = self.worker.snapshot().limits.held_syns.div_ceil(self.worker.shared.workers);
@@ -172,8 +181,8 @@ impl Interceptor {
             return self.decide(packet.id, PacketVerdict::Accept);
         }
         super::count_connection(&self.worker, &guard.connection);
-        self.held.borrow_mut().insert(flow, Held::Opening);
-        let syn = HeldSyn { interceptor: self.clone(), flow, packet: Some(packet.id), is_accepted: false };
+        self.held.borrow_mut().insert(flow, HeldState { sequence, held: Held::Opening });
+        let syn = HeldSyn { interceptor: self.clone(), flow, sequence, packet: Some(packet.id), is_accepted: false };
         self.worker.spawn(async move {
             let (worker, connection) = (syn.interceptor.worker.clone(), guard.connection.clone());
             let served = serve_held(&worker, &connection, syn);
@@ -199,7 +208,7 @@ impl Interceptor {
         let is_own = |listener: &TcpListener| listener.local_addr().is_ok_and(|own| own == destination);
         let holds = known.current(&self.worker).is_some_and(|(state, _)| holds_syns(&state.listener));
         if holds || self.listeners.iter().any(is_own) {
-            // Nobody waits for it: its session has ended, or a program of this machine connected to the port itself.
+            // No session waits for the connection: it has ended, or a program of this machine connected to the port itself.
             hermes_net::tcp::reset_on_close(&tcp);
             return;
         }
@@ -211,12 +220,12 @@ impl Interceptor {
     /// Removes a released SYN from the table.
     fn take_released(&self, flow: &Flow) -> Option<oneshot::Sender<TcpStream>> {
         let mut held = self.held.borrow_mut();
-        match held.remove(flow)? {
+        if matches!(held.get(flow)?.held, Held::Opening) {
+            return None;
+        }
+        match held.remove(flow)?.held {
             Held::Released(session) => Some(session),
-            Held::Opening => {
-                held.insert(*flow, Held::Opening);
-                None
-            }
+            Held::Opening => None,
         }
     }
 }
@@ -230,6 +239,7 @@ fn holds_syns(listener: &Listener) -> bool {
 struct HeldSyn {
     interceptor: Rc<Interceptor>,
     flow: Flow,
+    sequence: u32,
     /// `None` once the verdict was sent.
     packet: Option<u32>,
     /// The connection was accepted, so the entry is gone. The client may have begun another one with its ports.
@@ -246,7 +256,8 @@ impl HeldSyn {
     /// Releases the SYN, and waits for the connection.
     async fn accepted(&mut self) -> Option<TcpStream> {
         let (sender, accepted) = oneshot::channel();
-        self.interceptor.held.borrow_mut().insert(self.flow, Held::Released(sender));
+        let state = HeldState { sequence: self.sequence, held: Held::Released(sender) };
+        self.interceptor.held.borrow_mut().insert(self.flow, state);
         self.decide(self.interceptor.interception.release(self.interceptor.slot));
         let tcp = tokio::time::timeout(HANDSHAKE_TIMEOUT, accepted).await.ok()?.ok()?;
         self.is_accepted = true;
@@ -302,8 +313,8 @@ fn abort(tunnel: Tunnel) {
     }
 }
 
-/// How the client learns that there is no connection. The error type of RFC 9209 names the cause; a node further on
-/// names it first.
+/// Returns the verdict that tells a client why its connection failed. The error type of RFC 9209 names the cause. The
+/// first one is that of the last node.
 fn verdict(interception: &Interception, headers: &HeaderMap) -> PacketVerdict {
     let status = headers.get(headers::PROXY_STATUS).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let cause = status.split("error=").nth(1).and_then(|rest| rest.split([';', ',', ' ']).next());
@@ -349,10 +360,11 @@ fn authority(destination: SocketAddr) -> Authority {
     Authority::parse(&destination.to_string(), None).unwrap_or_else(|_| unreachable!("an address that parses"))
 }
 
-/// Source and destination of a held SYN; `None` if the packet is malformed.
-fn flow_of(packet: &[u8]) -> Option<Flow> {
+/// The flow and the sequence number of a held SYN; `None` if the packet is malformed.
+fn flow_of(packet: &[u8]) -> Option<(Flow, u32)> {
     let header = ip::parse(packet).ok()?;
     let (source, destination): (IpAddr, IpAddr) = (header.source, header.destination);
     let (from, to) = ip::ports(packet, &header)?;
-    Some(((source, from).into(), (destination, to).into()))
+    let sequence = packet.get(header.transport + 4..)?.first_chunk().map(|number| u32::from_be_bytes(*number))?;
+    Some((((source, from).into(), (destination, to).into()), sequence))
 }

@@ -23,7 +23,7 @@ pub(crate) struct FrameJoiner {
     reassembler: Reassembler,
 }
 
-/// What a received datagram was.
+/// The contents of a received datagram.
 pub(crate) struct ReceivedFrame {
     /// A whole packet with the fields of the network layer.
     pub(crate) packet: Option<LpPacket>,

@@ -395,7 +395,7 @@ impl Node {
 /// SYNs beyond `limits.held-syns` that wait until a worker lets them pass.
 const QUEUE_HEADROOM: u32 = 1024;
 
-/// What an interception takes.
+/// Returns the selection of an interception.
 fn plan(transparent: &Transparent, limits: &Limits) -> Plan {
     Plan {
         prefixes: transparent.captures.clone(),

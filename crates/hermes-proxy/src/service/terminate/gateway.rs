@@ -155,7 +155,7 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// Waits for the next content. `None` at its end.
+    /// Waits for the next content. `None` after the last.
     async fn next_content(&mut self) -> Result<Option<Bytes>, TransferError> {
         loop {
             if let Some(content) = self.fetch.next_content() {
