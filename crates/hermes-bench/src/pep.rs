@@ -59,8 +59,8 @@ pub(crate) struct PepOptions {
     transfers: usize,
 }
 
-/// A way from the client to the server.
-struct Way {
+/// A path from the client to the server.
+struct Target {
     name: &'static str,
     address: SocketAddr,
     /// The process to which its CPU time counts.
@@ -107,16 +107,16 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
     let haproxy = start_haproxy(&router, dir.path())?;
     let hermes = start_hermes(options, &router, dir.path())?;
     let (own, ours) = (Some(std::process::id()), Some(hermes.pid()));
-    let way = |name, address: (Ipv4Addr, u16), pid| Way { name, address: address.into(), pid };
-    let ways = vec![
-        way("direct", (SERVER, DIRECT_PORT), None),
-        way("splitter", (ROUTER, SPLITTER_PORT), own),
-        way("haproxy", (ROUTER, HAPROXY_PORT), Some(haproxy.pid())),
-        way("hermes", (SERVER, SPLIT_PORT), ours),
-        way("hermes-held", (SERVER, HELD_PORT), ours),
+    let target = |name, address: (Ipv4Addr, u16), pid| Target { name, address: address.into(), pid };
+    let targets = vec![
+        target("direct", (SERVER, DIRECT_PORT), None),
+        target("splitter", (ROUTER, SPLITTER_PORT), own),
+        target("haproxy", (ROUTER, HAPROXY_PORT), Some(haproxy.pid())),
+        target("hermes", (SERVER, SPLIT_PORT), ours),
+        target("hermes-held", (SERVER, HELD_PORT), ours),
     ];
     let measuring = options.clone();
-    let contenders = in_namespace_to_end(&client, move || measure(&measuring, &ways))??;
+    let contenders = in_namespace_to_end(&client, move || measure(&measuring, &targets))??;
     let report = Report { rounds: options.rounds, pause_ms: options.pause_ms, contenders };
     print_table(&report);
     let file = options.out.join("pep.json");
@@ -255,30 +255,31 @@ fn ask(stream: &mut TcpStream, method: &str, bytes: u64, buffer: &mut [u8]) -> R
     Ok(())
 }
 
-fn connect(way: &Way) -> Result<TcpStream> {
-    let stream = TcpStream::connect(way.address).with_context(|| way.name)?;
+fn connect(target: &Target) -> Result<TcpStream> {
+    let stream = TcpStream::connect(target.address).with_context(|| target.name)?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-fn measure(options: &PepOptions, ways: &[Way]) -> Result<BTreeMap<&'static str, Figures>> {
-    let mut all: BTreeMap<&'static str, Figures> = ways.iter().map(|way| (way.name, Figures::default())).collect();
+fn measure(options: &PepOptions, targets: &[Target]) -> Result<BTreeMap<&'static str, Figures>> {
+    let mut all: BTreeMap<&'static str, Figures> =
+        targets.iter().map(|target| (target.name, Figures::default())).collect();
     let mut buffer = vec![0; BUFFER];
     for round in 0..options.rounds {
         eprintln!("pep: round {} of {}", round + 1, options.rounds);
-        for way in ways {
-            let figures = all.entry(way.name).or_default();
-            requests(options, way, figures, &mut buffer)?;
+        for target in targets {
+            let figures = all.entry(target.name).or_default();
+            requests(options, target, figures, &mut buffer)?;
         }
     }
     for transfer in 0..options.transfers {
-        for way in ways {
-            eprintln!("pep: transfer {} of {}, {}", transfer + 1, options.transfers, way.name);
-            let mut stream = connect(way)?;
-            let (cpu, began) = (way.pid.map_or(Ok(0.0), cpu_of)?, Instant::now());
+        for target in targets {
+            eprintln!("pep: transfer {} of {}, {}", transfer + 1, options.transfers, target.name);
+            let mut stream = connect(target)?;
+            let (cpu, began) = (target.pid.map_or(Ok(0.0), cpu_of)?, Instant::now());
             ask(&mut stream, "GET", BULK, &mut buffer)?;
-            let (seconds, cpu) = (began.elapsed().as_secs_f64(), way.pid.map_or(Ok(0.0), cpu_of)? - cpu);
-            let figures = all.entry(way.name).or_default();
+            let (seconds, cpu) = (began.elapsed().as_secs_f64(), target.pid.map_or(Ok(0.0), cpu_of)? - cpu);
+            let figures = all.entry(target.name).or_default();
             figures.bulk_gbit_s.push(BULK as f64 * 8e-9 / seconds);
             figures.bulk_cpu_s.push(cpu);
         }
@@ -287,10 +288,10 @@ fn measure(options: &PepOptions, ways: &[Way]) -> Result<BTreeMap<&'static str, 
 }
 
 /// Ten requests of a kind, and one of each size.
-fn requests(options: &PepOptions, way: &Way, figures: &mut Figures, buffer: &mut [u8]) -> Result<()> {
+fn requests(options: &PepOptions, target: &Target, figures: &mut Figures, buffer: &mut [u8]) -> Result<()> {
     let pause = Duration::from_millis(options.pause_ms);
     let ms = |began: Instant| began.elapsed().as_secs_f64() * 1e3;
-    let mut kept = connect(way)?;
+    let mut kept = connect(target)?;
     ask(&mut kept, "HEAD", 0, buffer)?;
     for _ in 0..10 {
         wait(pause);
@@ -299,7 +300,7 @@ fn requests(options: &PepOptions, way: &Way, figures: &mut Figures, buffer: &mut
         figures.persistent_ms.push(ms(began));
         wait(pause);
         let began = Instant::now();
-        let mut fresh = connect(way)?;
+        let mut fresh = connect(target)?;
         ask(&mut fresh, "HEAD", 0, buffer)?;
         figures.non_persistent_ms.push(ms(began));
     }
