@@ -18,6 +18,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     BTreeMap::from([
         ("hermes-model", BTreeSet::new()),
         ("hermes-wire", BTreeSet::new()),
+        ("hermes-ndn", BTreeSet::new()),
         ("hermes-net", BTreeSet::new()),
         ("hermes-lab", BTreeSet::new()),
         ("hermes-controller", BTreeSet::from(["hermes-model", "hermes-net"])),
