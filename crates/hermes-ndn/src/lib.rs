@@ -8,12 +8,14 @@
 #![forbid(unsafe_code)]
 
 pub mod certificate;
+pub mod lp;
 pub mod name;
 pub mod packet;
 pub mod signature;
 pub mod tlv;
 
 pub use certificate::Certificate;
+pub use lp::LpPacket;
 pub use name::{Component, Name};
 pub use packet::{Data, DataBuilder, Interest, InterestBuilder, Packet};
 pub use signature::{KeyLocator, SignatureInfo, SigningKey, VerifyingKey};
