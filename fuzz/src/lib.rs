@@ -7,6 +7,7 @@
 
 pub mod document;
 pub mod model;
+pub mod ndn;
 #[cfg(feature = "libfuzzer")]
 pub mod overlay;
 pub mod wire;
@@ -28,6 +29,8 @@ pub const TARGETS: &[Target] = &[
     ("dns", wire::dns),
     ("h3", wire::h3),
     ("ip", wire::ip),
+    ("ndn_lp", ndn::frames),
+    ("ndn_tlv", ndn::packets),
     ("node_document", document::check),
     ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use hermes_fuzz::{OF_THE_CONTROLLER, TARGETS};
 
 /// Maximum size of a corpus, since each `make test` replays it; run.sh minimises it.
-const MAX_FILES: usize = 600;
+const MAX_FILES: usize = 700;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
