@@ -335,9 +335,12 @@ impl Name {
         tlv::put(out, types::NAME, &self.bytes);
     }
 
-    /// The index of the first component of this type.
-    pub(crate) fn position(&self, kind: u16) -> Option<usize> {
-        (0..self.len()).find(|index| self.get(*index).is_some_and(|component| component.kind == kind))
+    /// The indices of the components of this type. The search shares no bytes: a forwarder calls it for each Interest.
+    pub(crate) fn positions(&self, kind: u16) -> impl Iterator<Item = usize> + '_ {
+        (0..self.len()).filter(move |index| {
+            let header = self.bytes.get(self.end(*index)..).map(tlv::decode_header);
+            matches!(header, Some(Ok(Some(header))) if header.kind == u32::from(kind))
+        })
     }
 
     /// The end of the first `count` components. The caller guarantees that the name has that many.

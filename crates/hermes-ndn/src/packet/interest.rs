@@ -166,10 +166,13 @@ impl Interest {
 
     /// Checks the ParametersSha256DigestComponent (section "ParametersSha256DigestComponent").
     fn check_parameters(&self) -> Result<(), PacketError> {
-        let mut digests = self.name.components().filter(|component| component.kind() == name::PARAMETERS_DIGEST);
+        let mut digests = self.name.positions(name::PARAMETERS_DIGEST);
         let valid = match (digests.next(), digests.next(), &self.parameters) {
             (None, None, None) => true,
-            (Some(digest), None, Some(range)) => sha256(&self.wire[range.clone()])[..] == digest.value()[..],
+            (Some(index), None, Some(range)) => {
+                let digest = self.name.get(index);
+                digest.is_some_and(|digest| sha256(&self.wire[range.clone()])[..] == digest.value()[..])
+            }
             _ => false,
         };
         if valid { Ok(()) } else { Err(PacketError::ParametersDigest) }

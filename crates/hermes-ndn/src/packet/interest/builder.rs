@@ -173,7 +173,7 @@ impl InterestBuilder {
 /// The name with this parameters digest, instead of its present one or at the end.
 fn digested(name: &Name, digest: [u8; DIGEST_LEN]) -> Result<Name, PacketError> {
     let digest = Component::parameters_digest(digest);
-    let Some(index) = name.position(name::PARAMETERS_DIGEST) else {
+    let Some(index) = name.positions(name::PARAMETERS_DIGEST).next() else {
         return Ok(name.push(&digest)?);
     };
     let mut components: Vec<_> = name.components().collect();
