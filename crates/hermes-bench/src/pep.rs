@@ -151,7 +151,7 @@ fn start_hermes(options: &PepOptions, router: &Namespace, dir: &std::path::Path)
     Ok(running)
 }
 
-/// Runs a function on a thread of a namespace, which goes on serving after the function has set up.
+/// Runs a function on a thread inside a namespace. Threads that the function starts stay there and keep serving.
 fn in_namespace(namespace: &Namespace, set_up: impl FnOnce() -> Result<()> + Send) -> Result<()> {
     in_namespace_to_end(namespace, set_up)?
 }

@@ -162,7 +162,7 @@ impl SignatureInfo {
 /// A key that cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignError {
-    /// The bytes are no key of this type.
+    /// The private key has another format or algorithm.
     #[error("invalid key; use PKCS#8 (RSA, ECDSA P-256, Ed25519)")]
     Key,
     /// The library refuses to sign.

@@ -71,6 +71,7 @@ pub(crate) enum BoundSocket {
     /// A socket group and the slot of this worker in it.
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
+    Ndn(std::net::UdpSocket),
     /// An interception and the slot of this worker in it.
     Transparent(Arc<Interception>, usize),
 }
@@ -79,11 +80,13 @@ pub(crate) enum BoundSocket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Transport {
     Tcp,
-    /// UDP flows, packets of an IP listener, or frames of NDN.
+    /// UDP flows, or packets of an IP listener.
     Udp,
     Quic,
     /// DNS queries over UDP.
     Dns,
+    /// Frames of NDN over UDP.
+    Ndn,
     /// Intercepted connections.
     Transparent,
 }
@@ -96,7 +99,7 @@ impl Transport {
             ListenerProtocol::Http if listener.http3 => &[Transport::Tcp, Transport::Quic],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
             ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
-            ListenerProtocol::Ndn(_) => &[Transport::Tcp, Transport::Udp],
+            ListenerProtocol::Ndn(_) => &[Transport::Tcp, Transport::Ndn],
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[Transport::Udp],
             ListenerProtocol::Transparent(_) => &[Transport::Transparent],
             ListenerProtocol::Tun(_) => &[],
@@ -111,6 +114,7 @@ impl BoundSocket {
             BoundSocket::Udp(_) => Transport::Udp,
             BoundSocket::Quic(..) => Transport::Quic,
             BoundSocket::Dns(_) => Transport::Dns,
+            BoundSocket::Ndn(_) => Transport::Ndn,
             BoundSocket::Transparent(..) => Transport::Transparent,
         }
     }
@@ -167,15 +171,16 @@ impl Acceptor {
             BoundSocket::Udp(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
-                let generation = worker.generation();
-                let listener = generation.listener(&socket.name);
-                let is_ndn = listener.is_some_and(|one| matches!(one.protocol, ListenerProtocol::Ndn(_)));
                 worker.spawn(async move {
-                    if is_ndn {
-                        ndn::receive_all(here, bound, socket.name, ending).await;
-                    } else {
-                        udp::receive_all(here, bound, socket.name, ending, udp::Targets::Document).await;
-                    }
+                    udp::receive_all(here, bound, socket.name, ending, udp::Targets::Document).await;
+                    ended.set(());
+                });
+            }
+            BoundSocket::Ndn(bound) => {
+                bound.set_nonblocking(true)?;
+                let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
+                worker.spawn(async move {
+                    ndn::receive_all(here, bound, socket.name, ending).await;
                     ended.set(());
                 });
             }
@@ -231,6 +236,10 @@ impl CurrentListener {
     }
 }
 
+/// The number of connections accepted before other tasks run, so that displaced connections are closed before many more
+/// are accepted.
+const ACCEPT_BATCH: usize = 8;
+
 /// The longest accept queue that `hermes_net::tcp` requests from the kernel.
 const MAX_ACCEPT_BACKLOG: usize = 4096;
 
@@ -240,10 +249,18 @@ async fn accept_all(
     mut known: CurrentListener,
     ending: Rc<Oneshot<Ending>>,
 ) {
+    let mut accepted_since_yield = 0;
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((tcp, source)) => begin(&worker, &mut known, tcp, source),
+                Ok((tcp, source)) => {
+                    begin(&worker, &mut known, tcp, source);
+                    accepted_since_yield += 1;
+                    if accepted_since_yield == ACCEPT_BATCH {
+                        accepted_since_yield = 0;
+                        tokio::task::yield_now().await;
+                    }
+                }
                 Err(error) => pause_after(&worker, &known.name, &error).await,
             },
             _ = ending.wait() => {
@@ -362,9 +379,9 @@ async fn serve_connection(
             connection.set_stage(worker, Stage::Idle);
             Box::pin(transparent::serve(worker, connection, ready)).await;
         }
-        ListenerProtocol::Ndn(_) => {
+        ListenerProtocol::Ndn(config) => {
             connection.set_stage(worker, Stage::Idle);
-            Box::pin(ndn::serve(worker, connection, ready)).await;
+            Box::pin(ndn::serve(worker, connection, config, ready)).await;
         }
         ListenerProtocol::Socks5 => {
             connection.set_stage(worker, Stage::Head);

@@ -174,7 +174,8 @@ pub(crate) fn from_head<'a>(
     };
     // The hop-by-hop fields go first: a client's `Connection` header must not remove fields that this node sets.
     headers::strip_hop_by_hop(&mut parts.headers);
-    if !origin.trust.is_believed() {
+    // With it, the last node sends from an address of the peer's choice, so the peer must be a standalone node.
+    if !origin.trust.is_proxy() {
         parts.headers.remove(headers::SOURCE);
     }
     let mut claimed = 0;

@@ -299,3 +299,44 @@ async fn garbage_ends_a_stream_and_is_dropped_as_a_datagram() {
     assert_eq!(producer_of(&face.receive().await).1, "udp");
     near.assert_sound();
 }
+
+/// The socket of a listener that changes its protocol belongs to the new one, in both directions.
+#[tokio::test]
+async fn a_listener_changes_its_protocol_at_the_same_address() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let address = hermes_testkit::port::reserve("127.0.0.1");
+    let document = "
+listeners: [{name: face, bind: '$ADDRESS', $PROTOCOL}]
+routes: []
+";
+    let (as_ndn, as_udp) = ("protocol: ndn, namespaces: {ORG: /org}", "protocol: udp, authority: 'X:1'");
+    let draft = overlay.node("changing").document(document).with("ADDRESS", address).with("PROTOCOL", as_ndn);
+    let mut node = draft.start().await.unwrap();
+    let face = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    face.connect(address).await.unwrap();
+    let interest = Interest::new(name("/com/x")).encode();
+    let nack = LpPacket::returning(interest.clone(), NackReason::NoRoute, None).encode();
+    for (round, protocol) in [as_ndn, as_udp, as_ndn].into_iter().enumerate() {
+        if round > 0 {
+            let values = [("ADDRESS", address.to_string()), ("PROTOCOL", protocol.to_owned())];
+            node.reload(document, &values).await.unwrap();
+        }
+        let mut buffer = vec![0; 9000];
+        // A datagram may still reach the socket that closes.
+        let answered = async {
+            loop {
+                face.send(&interest).await.unwrap();
+                let received = tokio::time::timeout(Duration::from_millis(200), face.recv(&mut buffer)).await;
+                if let Ok(Ok(length)) = received {
+                    return length;
+                }
+            }
+        };
+        let within = Duration::from_secs(if protocol == as_ndn { 30 } else { 1 });
+        match tokio::time::timeout(within, answered).await {
+            Ok(length) => assert_eq!((protocol, &buffer[..length]), (as_ndn, &nack[..])),
+            Err(_) => assert_eq!(protocol, as_udp),
+        }
+    }
+    node.assert_sound();
+}

@@ -204,6 +204,8 @@ async fn a_status_says_why_there_is_no_content() {
         let (found, head, _) = get(&node, target).await;
         assert_eq!(found, status, "{target}: {head}");
     }
+    let long = format!("/open{}", "/x".repeat(1000));
+    assert_eq!(get(&node, &long).await.0, 400);
     let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
     http1.send("POST /open/file HTTP/1.1\r\nhost: gateway\r\ncontent-length: 0\r\n\r\n").await.unwrap();
     assert_eq!(http1.head().await.unwrap().status(), 405);

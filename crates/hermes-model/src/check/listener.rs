@@ -242,7 +242,8 @@ fn transparent(section: &section::Listener, at: &str, report: &mut Report) -> Tr
     }
     let rules = captures.len() * ports.len().max(1);
     if rules > MAX_INTERCEPTION_RULES {
-        let message = format!("{rules} pairs of prefix and port; the maximum is {MAX_INTERCEPTION_RULES}");
+        let message =
+            format!("{rules} pairs of prefix and port; the maximum is {MAX_INTERCEPTION_RULES}; merge prefixes");
         report.problem(format!("{at}.capture"), message);
     }
     Transparent { captures, ports, hold_syn: section.hold_syn.unwrap_or(true), udp: section.udp }

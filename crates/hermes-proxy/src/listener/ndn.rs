@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_model::authority::Authority;
 use hermes_model::facts::{Kind, Trust};
-use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_model::snapshot::{Listener, ListenerProtocol, Ndn};
 use hermes_ndn::lp::{Fragmenter, LpPacket, NackReason};
 use hermes_ndn::packet::{INTEREST, name_of};
 use hermes_ndn::{MAX_PACKET, Name};
@@ -39,6 +40,8 @@ const SERVICE: HeaderName = HeaderName::from_static("hermes-service");
 const NAMESPACE: HeaderName = HeaderName::from_static("hermes-namespace");
 /// After a session could not be opened, Interests for its namespace come back for this time.
 const PENALTY: Duration = Duration::from_secs(1);
+/// The interval at which faces without a session are removed, in milliseconds.
+const PRUNE_INTERVAL: u64 = 1000;
 /// Receive calls before other tasks run.
 const ROUNDS: usize = 16;
 
@@ -46,6 +49,7 @@ const ROUNDS: usize = 16;
 struct Face {
     worker: Rc<Worker>,
     listener: Arc<Listener>,
+    authority: Authority,
     source: SocketAddr,
     trust: Trust,
     connection: Option<Rc<Connection>>,
@@ -66,12 +70,11 @@ enum SessionState {
 impl Face {
     fn new(
         worker: &Rc<Worker>,
-        listener: &Arc<Listener>,
+        (listener, ndn): (&Arc<Listener>, &Ndn),
         (source, trust): (SocketAddr, Trust),
         connection: Option<Rc<Connection>>,
         to_face: mpsc::Sender<Bytes>,
     ) -> Rc<Self> {
-        let ListenerProtocol::Ndn(ndn) = &listener.protocol else { unreachable!("a face of an `ndn` listener") };
         // `check` accepts only URIs; one with an invalid component matches nothing.
         let parsed = ndn.namespaces.iter().filter_map(|(name, prefix)| Some((prefix.parse().ok()?, name.clone())));
         let mut namespaces: Vec<(Name, Arc<str>)> = parsed.collect();
@@ -79,6 +82,7 @@ impl Face {
         Rc::new(Self {
             worker: worker.clone(),
             listener: listener.clone(),
+            authority: ndn.authority.clone(),
             source,
             trust,
             connection,
@@ -118,6 +122,14 @@ impl Face {
         Some(queue)
     }
 
+    /// Whether a session lives, or has failed so recently that the face must know of it.
+    fn is_live(&self) -> bool {
+        self.sessions.borrow().values().any(|session| match session {
+            SessionState::Open(queue) => !queue.is_closed(),
+            SessionState::Failed(until) => *until > self.worker.now(),
+        })
+    }
+
     /// Sends an Interest back to the face, with the reason.
     fn return_interest(&self, kind: u32, interest: Bytes, frame: &LpPacket) {
         if kind == INTEREST && frame.nack.is_none() {
@@ -134,8 +146,7 @@ impl Face {
             trust: &self.trust,
             secure: false,
         };
-        let ListenerProtocol::Ndn(ndn) = &self.listener.protocol else { unreachable!("a face of an `ndn` listener") };
-        let mut request = from_flow(&origin, Kind::Tcp, &ndn.authority, "")?;
+        let mut request = from_flow(&origin, Kind::Tcp, &self.authority, "")?;
         if let (Some(facts), Ok(namespace)) = (Rc::get_mut(&mut request.facts), HeaderValue::from_str(namespace)) {
             facts.headers.insert(SERVICE, HeaderValue::from_static("NDN"));
             facts.headers.insert(NAMESPACE, namespace);
@@ -171,10 +182,10 @@ async fn serve_namespace(face: Rc<Face>, namespace: Arc<str>, packets: mpsc::Rec
 }
 
 /// Serves a TCP connection of a forwarder until it ends.
-pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ready: Ready) {
+pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ndn: &Ndn, ready: Ready) {
     let (to_face, mut queue) = mpsc::channel(QUEUE_PACKETS);
     let whose = (ready.source, ready.trust);
-    let face = Face::new(worker, &connection.listener, whose, Some(connection.clone()), to_face);
+    let face = Face::new(worker, (&connection.listener, ndn), whose, Some(connection.clone()), to_face);
     let (mut read, mut write) = tokio::io::split(ready.io);
     let reading = read_packets(&mut read, async |frame| {
         let Ok(packet) = LpPacket::decode(frame) else {
@@ -204,10 +215,26 @@ struct UdpFace {
     _share: Share,
 }
 
+/// The faces of a socket, by their source.
+struct UdpFaces {
+    known: HashMap<SocketAddr, UdpFace>,
+    pruned_at: u64,
+}
+
+impl UdpFaces {
+    /// Removes faces without a live session, at most once an interval: sources can be forged, and a pass visits all.
+    fn prune(&mut self, now: u64) {
+        if now >= self.pruned_at + PRUNE_INTERVAL {
+            self.pruned_at = now;
+            self.known.retain(|_, known| known.face.is_live());
+        }
+    }
+}
+
 /// Receives for all faces of a socket until the listener ends.
 pub(super) async fn receive_all(worker: Rc<Worker>, socket: UdpSocket, name: Arc<str>, ending: Rc<Oneshot<Ending>>) {
     let socket = Rc::new(socket);
-    let mut faces: HashMap<SocketAddr, UdpFace> = HashMap::new();
+    let mut faces = UdpFaces { known: HashMap::new(), pruned_at: worker.now() };
     std::future::poll_fn(|cx| {
         if ending.poll(cx).is_ready() {
             return std::task::Poll::Ready(());
@@ -232,17 +259,17 @@ fn take_datagram(
     worker: &Rc<Worker>,
     name: &Arc<str>,
     socket: &Rc<UdpSocket>,
-    faces: &mut HashMap<SocketAddr, UdpFace>,
+    faces: &mut UdpFaces,
     source: SocketAddr,
     datagram: Bytes,
 ) {
     let metrics = &worker.shared.metrics;
-    if !faces.contains_key(&source) {
-        faces.retain(|_, known| !known.face.sessions.borrow().is_empty());
+    if !faces.known.contains_key(&source) {
+        faces.prune(worker.now());
         let Some(face) = begin_face(worker, name, socket, source) else { return };
-        faces.insert(source, face);
+        faces.known.insert(source, face);
     }
-    let Some(known) = faces.get_mut(&source) else { return };
+    let Some(known) = faces.known.get_mut(&source) else { return };
     let Ok(received) = known.frames.take(datagram, Duration::from_millis(worker.now())) else {
         metrics.dropped("ndn-malformed", 1);
         return;
@@ -262,10 +289,12 @@ fn take_datagram(
 fn begin_face(worker: &Rc<Worker>, name: &Arc<str>, socket: &Rc<UdpSocket>, source: SocketAddr) -> Option<UdpFace> {
     let generation = worker.generation();
     let state = generation.listening(name)?;
+    // The socket's listener may have another protocol since a reload.
+    let ListenerProtocol::Ndn(ndn) = &state.listener.protocol else { return None };
     let trust = trust_by_address(&state.listener, source);
     let share = flow_table::take(worker, &state.flows, &trust, source.ip())?;
     let (to_face, queue) = mpsc::channel(QUEUE_PACKETS);
-    let face = Face::new(worker, &state.listener, (source, trust), None, to_face);
+    let face = Face::new(worker, (&state.listener, ndn), (source, trust), None, to_face);
     worker.spawn(send_all(face.clone(), socket.clone(), queue));
     Some(UdpFace { face, frames: FrameJoiner::new(), _share: share })
 }

@@ -118,9 +118,8 @@ pub(super) async fn accept_all(
                 Err(error) => {
                     tracing::error!(listener = %known.name, %error, "cannot read held SYNs; connections pass unserved");
                     let how = ending.wait().await;
-                    is_ending = true;
                     udp_endings.iter().for_each(|ending| ending.set(how));
-                    ended.set(());
+                    return ended.set(());
                 }
             },
             accepted = this.accept() => match accepted {
@@ -242,7 +241,7 @@ struct HeldSyn {
     sequence: u32,
     /// `None` once the verdict was sent.
     packet: Option<u32>,
-    /// The connection was accepted, so the entry is gone. The client may have begun another one with its ports.
+    /// The connection was accepted, so the table has no entry of this SYN. An entry of the flow belongs to a later one.
     is_accepted: bool,
 }
 

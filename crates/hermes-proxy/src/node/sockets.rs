@@ -50,6 +50,7 @@ impl SocketKey {
             Transport::Udp => "udp",
             Transport::Quic => "quic",
             Transport::Dns => "dns",
+            Transport::Ndn => "ndn",
             Transport::Transparent => "transparent",
         };
         match &self.name {
@@ -67,6 +68,7 @@ impl fmt::Display for SocketKey {
             Transport::Udp => "UDP",
             Transport::Quic => "UDP (HTTP/3)",
             Transport::Dns => "UDP (DNS)",
+            Transport::Ndn => "UDP (NDN)",
             Transport::Transparent => return f.write_str("an interception (TPROXY, NFQUEUE)"),
         };
         write!(f, "{} over {over}", self.bind)
@@ -79,6 +81,7 @@ pub(super) enum Socket {
     /// A reader's slot of a group; a process has all slots or none.
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
+    Ndn(std::net::UdpSocket),
     /// A worker's slot of an interception.
     Transparent(Arc<Interception>, usize),
 }
@@ -89,6 +92,7 @@ impl Socket {
         Ok(match transport {
             Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
             Transport::Dns => Socket::Dns(udp::listen(address)?),
+            Transport::Ndn => Socket::Ndn(udp::listen(address)?),
             Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(udp::listen(address)?),
         })
     }
@@ -98,6 +102,7 @@ impl Socket {
         match transport {
             Transport::Tcp => Socket::Tcp(fd.into()),
             Transport::Dns => Socket::Dns(fd.into()),
+            Transport::Ndn => Socket::Ndn(fd.into()),
             Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(fd.into()),
         }
     }
@@ -110,7 +115,7 @@ impl Socket {
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         match self {
             Socket::Quic(group, _) => Some(group),
-            Socket::Tcp(_) | Socket::Udp(_) | Socket::Dns(_) | Socket::Transparent(..) => None,
+            Socket::Tcp(_) | Socket::Udp(_) | Socket::Dns(_) | Socket::Ndn(_) | Socket::Transparent(..) => None,
         }
     }
 
@@ -121,7 +126,7 @@ impl Socket {
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
         match self {
             Socket::Tcp(socket) => socket.local_addr(),
-            Socket::Udp(socket) | Socket::Dns(socket) => socket.local_addr(),
+            Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) => socket.local_addr(),
             Socket::Quic(group, _) => Ok(group.address()),
             Socket::Transparent(..) => Err(std::io::ErrorKind::AddrNotAvailable.into()),
         }
@@ -134,6 +139,7 @@ impl Socket {
             Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
             Socket::Quic(group, slot) => BoundSocket::Quic(group.clone(), *slot),
             Socket::Dns(socket) => BoundSocket::Dns(socket.try_clone()?),
+            Socket::Ndn(socket) => BoundSocket::Ndn(socket.try_clone()?),
             Socket::Transparent(interception, slot) => BoundSocket::Transparent(interception.clone(), *slot),
         })
     }
@@ -158,7 +164,9 @@ impl Socket {
         let mut add = |label: String, fd: OwnedFd| all.push(LabelledFd { label, fd });
         match self {
             Socket::Tcp(socket) => add(label.to_owned(), socket.try_clone()?.into()),
-            Socket::Udp(socket) | Socket::Dns(socket) => add(label.to_owned(), socket.try_clone()?.into()),
+            Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) => {
+                add(label.to_owned(), socket.try_clone()?.into())
+            }
             Socket::Quic(group, 0) => {
                 group.duplicate()?.into_iter().for_each(|fd| add(label.to_owned(), fd));
                 group

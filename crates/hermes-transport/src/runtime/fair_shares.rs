@@ -228,7 +228,13 @@ impl Entries {
 
     /// Displaces idle entries of this worker for a newcomer. Returns false if there are none.
     fn displace_idle(&self, now: u64, shares: &Arc<Shares>, newcomer: &Owner, limit: usize) -> bool {
-        let has_none = shares.ledger().entries(newcomer) == 0;
+        let (has_none, may_displace) = {
+            let ledger = shares.ledger();
+            (ledger.entries(newcomer) == 0, ledger.may_displace(newcomer, limit))
+        };
+        if !may_displace {
+            return false;
+        }
         let whose = (!has_none || newcomer.is_peer).then(|| newcomer.clone());
         let mut unyielding = self.unyielding.borrow_mut();
         let is_known = |known: &(Arc<Shares>, Option<Owner>)| Arc::ptr_eq(&known.0, shares) && known.1 == whose;

@@ -29,6 +29,11 @@ use hermes_transport::runtime::session::SessionEntry;
 /// The name of the first packet of the content, in the response.
 const CONTENT_NAME: HeaderName = HeaderName::from_static("ndn-name");
 
+/// The longest name that a path may have. The Interest for it must fit in a packet, with room for other fields.
+const MAX_NAME_BYTES: usize = 8000;
+/// The most components of a name that a path may have. Each arriving packet is compared with names under way.
+const MAX_COMPONENTS: usize = 256;
+
 /// The keys of a route, each with the prefix of the names that it may sign.
 struct TrustSchema {
     anchors: Vec<(Name, VerifyingKey)>,
@@ -74,6 +79,10 @@ pub(crate) async fn serve(
     let name: Name = facts.path.path().parse().map_err(Error::Malformed)?;
     if name.is_empty() {
         return Err(Error::Malformed("the path / is no name of content".to_owned()));
+    }
+    if name.len() > MAX_COMPONENTS || name.encoded().len() > MAX_NAME_BYTES {
+        let limits = format!("at most {MAX_COMPONENTS} components and {MAX_NAME_BYTES} bytes");
+        return Err(Error::Malformed(format!("the path is too long for a name of content: {limits}")));
     }
     let face = connect_face(worker, entry, &config.uri, route).await?;
     let limits = FetchLimits { patience: route.timeout.progress, ..FetchLimits::default() };

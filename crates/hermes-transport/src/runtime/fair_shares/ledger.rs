@@ -96,6 +96,8 @@ pub struct Ledger {
     total: usize,
     /// The number of entries in `total` that belong to authenticated owners.
     peers: usize,
+    /// The number of owed entries: those that no worker has chosen yet, and those that are being closed.
+    owed: usize,
     /// The number of owed entries that no worker has chosen yet.
     unclaimed: usize,
 }
@@ -112,9 +114,14 @@ struct Held {
 /// The divisor of a table's limit that gives the maximum number of entries displaced at once. Each choice examines all
 /// entries, so displacing one entry at a time would cost too much.
 const BATCH: usize = 128;
-/// The divisor of a table's limit that gives the maximum number of owed entries that no worker has chosen yet. A table
-/// exceeds its limit by at most this number, plus the entries that are being closed.
+/// The divisor of a table's limit that gives the maximum number of owed entries that no worker has chosen yet.
 const MAX_UNCLAIMED: usize = 8;
+/// The divisor of a table's limit that gives the maximum number of owed entries. A table exceeds its limit by at most
+/// this number, so that a client that reconnects faster than its connections close does not use up the descriptors. An
+/// owner with entries may cause half of them, so that such a client leaves room for clients without any.
+const MAX_OWED: usize = 4;
+/// The minimum that applies instead to small tables.
+const MIN_OWED: usize = 32;
 
 impl Ledger {
     /// Takes one more entry for an owner. `limit` is the bound of the table, of which `reserve` entries are for
@@ -125,7 +132,7 @@ impl Ledger {
         if self.total + reserve >= limit {
             let has = self.entries(owner);
             let Some((most, entries)) = self.largest(owner.is_peer) else { return Verdict::Full };
-            if entries < has + 2 || self.unclaimed > limit / MAX_UNCLAIMED {
+            if entries < has + 2 || self.unclaimed > limit / MAX_UNCLAIMED || !self.may_displace(owner, limit) {
                 return Verdict::Full;
             }
             let count = ((entries - has) / 2).clamp(1, (limit / BATCH).max(1));
@@ -134,6 +141,12 @@ impl Ledger {
         }
         self.change(owner, |held| held.entries += 1);
         verdict
+    }
+
+    /// Whether the table may displace one more entry for an owner, or must wait until displaced entries are closed.
+    pub fn may_displace(&self, owner: &Owner, limit: usize) -> bool {
+        let most = (limit / MAX_OWED).max(MIN_OWED);
+        self.owed < if self.entries(owner) == 0 { most } else { most / 2 }
     }
 
     /// Returns an entry that ended without being displaced. If its owner owes an entry that no worker has chosen yet,
@@ -208,6 +221,7 @@ impl Ledger {
             self.owners.remove(owner);
         }
         self.unclaimed = self.unclaimed + now.unclaimed - before.unclaimed;
+        self.owed = self.owed + now.owed - before.owed;
         if now.entries == before.entries {
             return;
         }

@@ -60,6 +60,32 @@ fn entries_that_are_owed_are_bounded_and_chosen_once() {
     assert_ne!(ledger.take(&stranger(201), 80, 0), Verdict::Full);
 }
 
+/// The table displaces idle entries of the same client, and none of them has been closed yet.
+#[test]
+fn a_client_that_reconnects_faster_than_entries_close_leaves_room_for_others() {
+    let flooder = stranger(1);
+    let mut ledger = Ledger::default();
+    let limit = fill(&mut ledger, &flooder, 256, 0);
+    let mut displaced = 0;
+    for _ in 0..1000 {
+        if ledger.take(&flooder, limit, 0) == Verdict::Full && ledger.may_displace(&flooder, limit) {
+            ledger.displace(&flooder);
+            displaced += 1;
+        }
+    }
+    assert_eq!((displaced, ledger.owed), (32, 32));
+    assert!(ledger.may_displace(&stranger(2), limit));
+    for last in 2..100 {
+        ledger.take(&stranger(last), limit, 0);
+        let claimed = ledger.claim(&flooder, limit);
+        assert!(claimed <= 2 && ledger.total + ledger.owed <= limit + limit / MAX_OWED, "{ledger:?}");
+    }
+    assert_eq!(ledger.take(&stranger(100), limit, 0), Verdict::Full);
+    (0..ledger.owed).for_each(|_| ledger.is_paid(&flooder));
+    assert_eq!(ledger.owed, 0);
+    assert_eq!(ledger.take(&stranger(100), limit, 0), Verdict::Displacing);
+}
+
 #[test]
 fn a_part_is_for_peers_and_nothing_of_theirs_goes_to_strangers() {
     let mut ledger = Ledger::default();
@@ -103,7 +129,7 @@ fn nothing_is_left_of_an_owner_that_has_nothing() {
     let taken: Vec<_> = (0..50).filter(|last| ledger.take(&stranger(last % 9), 20, 0) != Verdict::Full).collect();
     taken.iter().for_each(|last| ledger.give_back(&stranger(last % 9)));
     assert!(ledger.owners.is_empty() && ledger.ranks.is_empty(), "{ledger:?}");
-    assert_eq!((ledger.total, ledger.peers, ledger.unclaimed), (0, 0, 0));
+    assert_eq!((ledger.total, ledger.peers, ledger.owed, ledger.unclaimed), (0, 0, 0, 0));
 }
 
 #[test]
