@@ -294,7 +294,7 @@ impl Pool {
         let limit = worker.snapshot().limits.upstream_pending;
         let too_many = || Error::Limit("requests that wait for an upstream connection");
         let share = session.and_then(|session| {
-            let bound = Bound { name: "upstream-pending", limit, reserve: 0 };
+            let bound = Bound { name: "upstream-pending", limit, reserve: 0, bounds_closing: false };
             let share = Share::take(worker, &self.pending, Owner::of_session(&session.facts), bound)?;
             share.is_held_by(session);
             Some(share)

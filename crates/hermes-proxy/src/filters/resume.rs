@@ -51,7 +51,7 @@ impl Waiting {
     /// session's client.
     fn begin(worker: &Rc<Worker>, entry: &Rc<SessionEntry>) -> Option<Self> {
         let limit = worker.generation().snapshot.limits.resume_pending;
-        let bound = Bound { name: "resume-pending", limit, reserve: 0 };
+        let bound = Bound { name: "resume-pending", limit, reserve: 0, bounds_closing: false };
         let share = Share::take(worker, &worker.resume_pending, Owner::of_session(&entry.facts), bound)?;
         share.is_held_by(entry);
         Some(Self(share))

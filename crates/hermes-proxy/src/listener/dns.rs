@@ -128,7 +128,7 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
         return QueryOutcome::Answered(question.answer(&Answer::Addresses(&[]), TTL));
     }
     let limit = worker.generation().snapshot.limits.dns_questions;
-    let bound = Bound { name: "dns-questions", limit, reserve: 0 };
+    let bound = Bound { name: "dns-questions", limit, reserve: 0, bounds_closing: false };
     match Share::take(worker, &state.flows, Owner::stranger(source), bound) {
         Some(share) => {
             let servers = servers(worker, dns);

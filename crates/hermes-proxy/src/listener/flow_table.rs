@@ -29,7 +29,12 @@ const WORTHWHILE: usize = 8;
 
 /// Takes an entry for a flow of a client. `None`, with a metric, if the table is full.
 pub(super) fn take(worker: &Rc<Worker>, flows: &Arc<Shares>, trust: &Trust, client: IpAddr) -> Option<Share> {
-    let bound = Bound { name: "udp-flows", limit: worker.generation().snapshot.limits.udp_flows, reserve: 0 };
+    let bound = Bound {
+        name: "udp-flows",
+        limit: worker.generation().snapshot.limits.udp_flows,
+        reserve: 0,
+        bounds_closing: false,
+    };
     Share::take(worker, flows, Owner::of_connection(trust, client), bound)
 }
 

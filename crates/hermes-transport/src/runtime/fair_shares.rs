@@ -59,6 +59,8 @@ pub struct Bound {
     pub limit: usize,
     /// The number of entries, out of `limit`, that are reserved for authenticated owners.
     pub reserve: usize,
+    /// True if the table bounds displaced entries that are being closed, because each holds a file descriptor.
+    pub bounds_closing: bool,
 }
 
 /// The entries of one worker, in all tables.
@@ -169,11 +171,16 @@ impl Entries {
 
     fn make_room(&self, worker: &WorkerContext, shares: &Arc<Shares>, owner: &Owner, bound: Bound) -> bool {
         let take = || shares.ledger().take(owner, bound.limit, bound.reserve);
-        let mut verdict = take();
+        let may_displace = !bound.bounds_closing || shares.ledger().may_displace(owner, bound.limit);
+        let mut verdict =
+            if may_displace { take() } else { shares.ledger().take_free(owner, bound.limit, bound.reserve) };
         if verdict == Verdict::Taken {
             return true;
         }
         worker.shared.metrics.limit(bound.name);
+        if !may_displace {
+            return false;
+        }
         if verdict == Verdict::Full && self.displace_idle(worker.now(), shares, owner, bound.limit) {
             verdict = take();
         }
@@ -228,13 +235,7 @@ impl Entries {
 
     /// Displaces idle entries of this worker for a newcomer. Returns false if there are none.
     fn displace_idle(&self, now: u64, shares: &Arc<Shares>, newcomer: &Owner, limit: usize) -> bool {
-        let (has_none, may_displace) = {
-            let ledger = shares.ledger();
-            (ledger.entries(newcomer) == 0, ledger.may_displace(newcomer, limit))
-        };
-        if !may_displace {
-            return false;
-        }
+        let has_none = shares.ledger().entries(newcomer) == 0;
         let whose = (!has_none || newcomer.is_peer).then(|| newcomer.clone());
         let mut unyielding = self.unyielding.borrow_mut();
         let is_known = |known: &(Arc<Shares>, Option<Owner>)| Arc::ptr_eq(&known.0, shares) && known.1 == whose;

@@ -430,7 +430,7 @@ impl Session {
     /// Takes an entry in the node's table of tunnels, for as long as the session lasts. Returns false if the table has
     /// no room.
     pub fn take_tunnel(&self, limit: usize) -> bool {
-        let bound = Bound { name: "tunnels", limit, reserve: 0 };
+        let bound = Bound { name: "tunnels", limit, reserve: 0, bounds_closing: false };
         let owner = Owner::of_session(&self.entry.facts);
         let Some(share) = Share::take(&self.worker, &self.worker.shared.tunnels, owner, bound) else { return false };
         share.is_held_by(&self.entry);

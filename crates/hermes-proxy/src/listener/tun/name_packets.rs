@@ -208,7 +208,7 @@ impl Names {
                 Talk::Open { .. } => true,
             });
         }
-        let bound = Bound { name: "name-sessions", limit, reserve: 0 };
+        let bound = Bound { name: "name-sessions", limit, reserve: 0, bounds_closing: false };
         let share = of_address
             .or_else(|| Share::take(&self.worker, &self.shares, fair_shares::Owner::stranger(client), bound))?;
         let (entry, is_resting, displaced) = Default::default();

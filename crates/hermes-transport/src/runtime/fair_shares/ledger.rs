@@ -114,11 +114,12 @@ struct Held {
 /// The divisor of a table's limit that gives the maximum number of entries displaced at once. Each choice examines all
 /// entries, so displacing one entry at a time would cost too much.
 const BATCH: usize = 128;
-/// The divisor of a table's limit that gives the maximum number of owed entries that no worker has chosen yet.
+/// The divisor of a table's limit that gives the maximum number of owed entries that no worker has chosen yet. A table
+/// exceeds its limit by at most this number, plus the entries that are being closed.
 const MAX_UNCLAIMED: usize = 8;
-/// The divisor of a table's limit that gives the maximum number of owed entries. A table exceeds its limit by at most
-/// this number, so that a client that reconnects faster than its connections close does not use up the descriptors. An
-/// owner with entries may cause half of them, so that such a client leaves room for clients without any.
+/// The divisor of a table's limit that gives the maximum number of owed entries where it is bounded. A client that
+/// reconnects faster than its connections close then does not use up the descriptors. An owner with entries may cause
+/// half of them, so that such a client leaves room for clients without any.
 const MAX_OWED: usize = 4;
 /// The minimum that applies instead to small tables.
 const MIN_OWED: usize = 32;
@@ -127,20 +128,28 @@ impl Ledger {
     /// Takes one more entry for an owner. `limit` is the bound of the table, of which `reserve` entries are for
     /// authenticated owners.
     pub fn take(&mut self, owner: &Owner, limit: usize, reserve: usize) -> Verdict {
+        if self.take_free(owner, limit, reserve) == Verdict::Taken {
+            return Verdict::Taken;
+        }
+        let has = self.entries(owner);
+        let Some((most, entries)) = self.largest(owner.is_peer) else { return Verdict::Full };
+        if entries < has + 2 || self.unclaimed > limit / MAX_UNCLAIMED {
+            return Verdict::Full;
+        }
+        let count = ((entries - has) / 2).clamp(1, (limit / BATCH).max(1));
+        self.owe(&most, count, count);
+        self.change(owner, |held| held.entries += 1);
+        Verdict::Displacing
+    }
+
+    /// Takes one more entry for an owner if the table has room, and displaces none.
+    pub fn take_free(&mut self, owner: &Owner, limit: usize, reserve: usize) -> Verdict {
         let reserve = if owner.is_peer { 0 } else { reserve.saturating_sub(self.peers) };
-        let mut verdict = Verdict::Taken;
         if self.total + reserve >= limit {
-            let has = self.entries(owner);
-            let Some((most, entries)) = self.largest(owner.is_peer) else { return Verdict::Full };
-            if entries < has + 2 || self.unclaimed > limit / MAX_UNCLAIMED || !self.may_displace(owner, limit) {
-                return Verdict::Full;
-            }
-            let count = ((entries - has) / 2).clamp(1, (limit / BATCH).max(1));
-            self.owe(&most, count, count);
-            verdict = Verdict::Displacing;
+            return Verdict::Full;
         }
         self.change(owner, |held| held.entries += 1);
-        verdict
+        Verdict::Taken
     }
 
     /// Whether the table may displace one more entry for an owner, or must wait until displaced entries are closed.

@@ -69,19 +69,8 @@ impl Table {
         client
     }
 
-    /// Removes displaced entries, as the end of their holders does.
-    fn close_displaced(&mut self) {
-        self.entries.all.borrow_mut().retain(|_, entry| {
-            if entry.is_owed {
-                self.shares.ledger().is_paid(&entry.owner);
-            }
-            !entry.is_owed
-        });
-    }
-
     /// Begins an entry of a client, as `make_room` does. Returns false if the table is full.
     fn begin(&mut self, owner: &Owner, now: u64, limit: usize) -> bool {
-        self.close_displaced();
         let take = |table: &Self| table.shares.ledger().take(owner, limit, 0);
         let mut verdict = take(self);
         if verdict == Verdict::Full && self.entries.displace_idle(now, &self.shares, owner, limit) {

@@ -266,7 +266,7 @@ fn bound(worker: &WorkerContext, may_authenticate: bool) -> Bound {
     // At most half of the file descriptors, because each client may need a connection to an upstream.
     let limit = snapshot.limits.connections.min(host::descriptors() / 2).max(1);
     let has_peers = !may_authenticate && snapshot.authenticates();
-    Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 } }
+    Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 }, bounds_closing: true }
 }
 
 impl ConnectionGuard {
