@@ -1,14 +1,15 @@
 //! Named Data Networking (NDN) without I/O.
 //!
 //! In: bytes of packets. Out: names, Interests, Data, signatures that verify, and frames of the link protocol. Sources:
-//! the NDN packet format 0.3, NDNLPv2, and the naming conventions of revision 3. Never: a socket, a clock, or a packet
-//! that is kept.
+//! the NDN packet format 0.3, NDNLPv2, and the naming conventions of revision 3. Never: a socket, or a clock.
 
+pub mod content_store;
 pub mod fetch;
 pub mod framing;
 pub mod lp;
 pub mod name;
 pub mod packet;
+pub mod publish;
 mod rtt;
 pub mod signature;
 pub mod tlv;

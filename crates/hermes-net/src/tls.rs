@@ -14,7 +14,7 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{PrivateKeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, InconsistentKeys, RootCertStore, ServerConfig,
@@ -587,6 +587,14 @@ const CRYPTO_ERROR: u64 = 0x100;
 
 pub use rustls::pki_types::CertificateDer;
 pub use rustls::{ClientConfig as RustlsClientConfig, ServerConfig as RustlsServerConfig};
+/// The private key (PKCS#8, DER) in a PEM text.
+///
+/// # Errors
+/// The text has no such key; the reason says what it must have.
+pub fn private_key(pem: &[u8]) -> Result<PrivatePkcs8KeyDer<'static>, String> {
+    PrivatePkcs8KeyDer::from_pem_slice(bare(pem)).map_err(|error| format!("no PEM with a PRIVATE KEY: {error}"))
+}
+
 /// The public key (SubjectPublicKeyInfo, DER) in a PEM text.
 ///
 /// # Errors

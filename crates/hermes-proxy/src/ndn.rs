@@ -13,7 +13,11 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hermes_ndn::MAX_FRAME;
+use hermes_ndn::content_store::StoreLimits;
 use hermes_ndn::framing::PacketSplitter;
+use hermes_ndn::lp::LpPacket;
+use hermes_ndn::packet::Interest;
+use hermes_ndn::signature::Signer;
 use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 
@@ -24,6 +28,21 @@ use hermes_transport::stream::BoxedStream;
 pub(crate) const QUEUE_PACKETS: usize = 64;
 /// Bytes of packets that leave as one chunk.
 const MAX_CHUNK: usize = 32 << 10;
+
+/// The bounds of the HTTP content that a worker stores for consumers of NDN.
+pub(crate) const STORE_LIMITS: StoreLimits =
+    StoreLimits { bytes: 64 << 20, overhead: 1024, waiting: 4096, requests: 256 };
+
+/// An Interest that waits for HTTP content.
+#[derive(Debug)]
+pub(crate) struct WaitingInterest {
+    pub(crate) to_face: mpsc::Sender<Bytes>,
+    /// `None` if the key of the listener cannot sign.
+    pub(crate) signer: Option<Rc<Signer>>,
+    pub(crate) interest: Interest,
+    /// The frame of the Interest.
+    pub(crate) packet: LpPacket,
+}
 
 /// The stream of a session whose other end is a face.
 pub(crate) struct PacketStream {

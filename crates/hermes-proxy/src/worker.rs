@@ -3,15 +3,17 @@
 //! In: the running generation. Out: the sending side ([`Outbound`]), the services of the node that filters use, and the
 //! devices. Never: the loop that runs it (`node/worker_loop.rs`).
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_cache::registry::CacheRegistry;
 use hermes_custody::service::CustodyService;
+use hermes_ndn::content_store::ContentStore;
 
 use crate::ip::{AddressLeases, Devices};
+use crate::ndn::{STORE_LIMITS, WaitingInterest};
 use crate::rate_limit::RateLimiters;
 use hermes_outbound::outbound::Outbound;
 use hermes_transport::runtime::fair_shares::Shares;
@@ -46,6 +48,10 @@ pub(crate) struct Worker {
     pub(crate) devices: Rc<Devices>,
     /// Pending handshakes of clients over QUIC.
     pub(crate) quic_handshakes: Cell<usize>,
+    /// The content that `ndn` listeners publish.
+    pub(crate) ndn_content: RefCell<ContentStore<WaitingInterest>>,
+    /// The number of the generation whose content `ndn_content` holds.
+    pub(crate) ndn_content_generation: Cell<u64>,
     /// Requests of routes with `resume` that wait for a retry.
     pub(crate) resume_pending: Arc<Shares>,
 }
@@ -65,6 +71,8 @@ impl Worker {
             services,
             devices: Rc::default(),
             quic_handshakes: Cell::default(),
+            ndn_content: RefCell::new(ContentStore::new(STORE_LIMITS)),
+            ndn_content_generation: Cell::default(),
             resume_pending: Arc::default(),
         }
     }

@@ -18,6 +18,7 @@ mod http;
 mod identity;
 mod messages;
 mod ndn;
+mod ndn_content;
 mod ndn_gateway;
 mod node_log;
 mod quic;

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use hermes_ndn::lp::{LpPacket, NackReason};
 use hermes_ndn::name::types;
 use hermes_ndn::packet::{APPLICATION_NACK, DataBuilder, Interest};
-use hermes_ndn::signature::Signer;
+use hermes_ndn::signature::{Signer, VerifyingKey};
 use hermes_ndn::{Component, Name, Packet};
 use hermes_testkit::binary::hermes;
 use hermes_testkit::listener_client::ListenerClient;
@@ -42,14 +42,30 @@ fn content(number: usize) -> Vec<u8> {
     (0..SEGMENT).map(|at| u8::try_from((at * 31 + number * 7) % 251).unwrap()).collect()
 }
 
-/// A new key pair: the signer, and its public key in PEM.
-fn key_pair(locator: &str) -> (Signer, String) {
+/// A new key pair: the private key in PKCS#8 (DER), the public key in PEM, and the public key in DER.
+fn new_key() -> (Vec<u8>, String, Vec<u8>) {
     let pkcs8 = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new()).unwrap();
     let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, pkcs8.as_ref()).unwrap();
     let der: PublicKeyX509Der<'_> = pair.public_key().as_der().unwrap();
-    let pem =
-        format!("-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n", BASE64_STANDARD.encode(der.as_ref()));
-    (Signer::from_pkcs8(pkcs8.as_ref(), name(locator)).unwrap(), pem)
+    (pkcs8.as_ref().to_vec(), pem("PUBLIC KEY", der.as_ref()), der.as_ref().to_vec())
+}
+
+fn pem(kind: &str, der: &[u8]) -> String {
+    format!("-----BEGIN {kind}-----\n{}\n-----END {kind}-----\n", BASE64_STANDARD.encode(der))
+}
+
+/// A new key pair: the signer, and its public key in PEM.
+fn key_pair(locator: &str) -> (Signer, String) {
+    let (pkcs8, public, _) = new_key();
+    (Signer::from_pkcs8(&pkcs8, name(locator)).unwrap(), public)
+}
+
+/// Writes a new key pair to the files NAME.key and NAME.pem.
+pub(crate) fn key_pair_files(dir: &std::path::Path, name: &str) -> VerifyingKey {
+    let (pkcs8, public, der) = new_key();
+    std::fs::write(dir.join(format!("{name}.key")), pem("PRIVATE KEY", &pkcs8)).unwrap();
+    std::fs::write(dir.join(format!("{name}.pem")), public).unwrap();
+    VerifyingKey::Public(der.into())
 }
 
 /// Answers Interests; every fiftieth answer gets lost, and some names misbehave.

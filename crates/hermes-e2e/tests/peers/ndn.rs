@@ -1,9 +1,12 @@
-//! Peers of Named Data Networking that others wrote: python-ndn at both ends of an overlay, and behind the gateway.
+//! Peers of Named Data Networking that others wrote: python-ndn at both ends of an overlay, behind the gateway, and as a
+//! consumer of content of an HTTP origin.
 //!
-//! In: its consumer over TCP and UDP, its producer over UDP. Out: each Interest answered, and a file intact.
+//! In: its consumer over TCP and UDP, its producer over UDP. Out: each Interest answered, and files intact.
 
+use bytes::Bytes;
 use hermes_testkit::binary::hermes;
 use hermes_testkit::listener_client::ListenerClient;
+use hermes_testkit::origin;
 use hermes_testkit::overlay::Overlay;
 use hermes_testkit::python::{self, NDN_CONSUMER, NDN_PRODUCER};
 use hermes_testkit::skip::skip;
@@ -53,4 +56,34 @@ async fn python_ndn_speaks_through_an_overlay_and_to_the_gateway() {
     let body = http1.body(&head).await.unwrap();
     let expected: Vec<u8> = (0..BYTES).map(|at| u8::try_from(at % 251 * 31 % 251).unwrap()).collect();
     assert!(body.data == expected, "{} bytes", body.data.len());
+}
+
+const PUBLISHER: &str = "
+listeners:
+- {name: face, bind: '127.0.0.1:0', protocol: ndn, content: {/org/web: www.example}}
+routes:
+- {name: web, match: {authority: www.example}, upstream: origin}
+upstreams:
+- {name: origin, protocol: h1, endpoints: ['$ORIGIN']}
+";
+
+#[tokio::test]
+async fn python_ndn_reads_a_file_of_an_http_origin() {
+    let target = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let tools = match python::find(target, NDN_CONSUMER) {
+        Ok(tools) => tools,
+        Err(error) => return skip("ndn::python_ndn_http", &error.to_string()),
+    };
+    let file: Bytes = (0..BYTES).map(|at| u8::try_from(at % 251 * 31 % 251).unwrap()).collect::<Vec<_>>().into();
+    let listener = origin::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let server = origin::http::serve(listener, origin::http::Version::H1, file.clone()).unwrap();
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("publisher").document(PUBLISHER).with("ORIGIN", server.address()).start().await.unwrap();
+    for transport in ["tcp", "udp"] {
+        let task = json!({"port": node.address("face").port(), "transport": transport, "prefix": "/org/web/payload"});
+        let found = python::run(NDN_CONSUMER, &tools, &task).await.unwrap();
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &file);
+        let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(found, json!({"bytes": BYTES, "sha256": digest}), "{transport}");
+    }
 }

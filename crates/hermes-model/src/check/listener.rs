@@ -53,7 +53,7 @@ pub(super) fn build(
         let message = format!("{everyone} trusts any client to name its user; list the networks of your nodes");
         report.warning(format!("{at}.trust"), message);
     }
-    let protocol = protocol(section, at, report);
+    let protocol = protocol(section, at, context, report);
     let has_port = !matches!(section.protocol, Protocol::Tun | Protocol::Transparent);
     let binds = has_port && section.dial.is_none();
     if binds && section.bind.is_none() {
@@ -96,7 +96,11 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("trust", !section.trust.is_empty(), http, "protocol http");
     let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp | Protocol::Ndn);
     only("authority", section.authority.is_some(), named, "protocol tcp, udp or ndn");
-    only("namespaces", !section.namespaces.is_empty(), section.protocol == Protocol::Ndn, "protocol ndn");
+    let ndn = section.protocol == Protocol::Ndn;
+    only("namespaces", !section.namespaces.is_empty(), ndn, "protocol ndn");
+    only("content", !section.content.is_empty(), ndn, "protocol ndn");
+    only("signing-key", section.signing_key.is_some(), ndn, "protocol ndn");
+    only("key-name", section.key_name.is_some(), ndn, "protocol ndn");
     let tun = section.protocol == Protocol::Tun;
     let transparent = section.protocol == Protocol::Transparent;
     only("bind", section.bind.is_some(), !tun && !transparent, "a protocol with a port");
@@ -117,7 +121,7 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("peers", !section.peers.is_empty(), ip, "protocol ip");
     only("set-headers", !section.set_headers.is_empty(), !dns, "a protocol with sessions");
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
-    let over_tcp = stream || transparent || section.protocol == Protocol::Ndn;
+    let over_tcp = stream || transparent || ndn;
     only("congestion", section.congestion.is_some(), over_tcp, "a protocol over TCP");
     only("tls", section.tls.is_some(), stream, "protocol http, tcp or socks5");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "protocol http, tcp or socks5");
@@ -141,7 +145,12 @@ fn check_dialling_keys(section: &section::Listener, at: &str, report: &mut Repor
     no("proxy-protocol", !section.proxy_protocol.is_empty(), "accepts no connections");
 }
 
-fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Option<ListenerProtocol> {
+fn protocol(
+    section: &section::Listener,
+    at: &str,
+    context: &Context<'_>,
+    report: &mut Report,
+) -> Option<ListenerProtocol> {
     match section.protocol {
         Protocol::Http => return Some(ListenerProtocol::Http),
         Protocol::Tun => return tun(section, at, report).map(ListenerProtocol::Tun),
@@ -161,7 +170,12 @@ fn protocol(section: &section::Listener, at: &str, report: &mut Report) -> Optio
     let authority = report.ok_or_report(|| at, tunnel_authority(text))?;
     Some(match section.protocol {
         Protocol::Udp => ListenerProtocol::Udp { authority },
-        Protocol::Ndn => ListenerProtocol::Ndn(Ndn { authority, namespaces: namespaces(section, at_listener, report) }),
+        Protocol::Ndn => ListenerProtocol::Ndn(Ndn {
+            authority,
+            namespaces: namespaces(section, at_listener, report),
+            content: content(section, at_listener, report),
+            signing_key: signing_key(section, at_listener, context, report),
+        }),
         _ => ListenerProtocol::Tcp { authority },
     })
 }
@@ -197,7 +211,7 @@ fn tun(section: &section::Listener, at: &str, report: &mut Report) -> Option<Tun
 
 /// The prefixes of NDN names that an `ndn` listener serves.
 fn namespaces(section: &section::Listener, at: &str, report: &mut Report) -> Vec<(Arc<str>, Arc<str>)> {
-    if section.namespaces.is_empty() {
+    if section.namespaces.is_empty() && section.content.is_empty() {
         let message = "missing namespaces; add namespaces: {NAME: /PREFIX}, such as {DEV: /org/dev}";
         report.problem(format!("{at}.namespaces"), message);
     }
@@ -215,6 +229,48 @@ fn namespaces(section: &section::Listener, at: &str, report: &mut Report) -> Vec
         }
     }
     all
+}
+
+/// The prefixes of NDN names whose content an `ndn` listener requests from HTTP hosts.
+fn content(section: &section::Listener, at: &str, report: &mut Report) -> Vec<(Arc<str>, Authority)> {
+    let mut all = Vec::new();
+    for (prefix, host) in &section.content {
+        let path = format!("{at}.content.{prefix}");
+        if section.namespaces.values().any(|prefixes| prefixes.iter().any(|known| known == prefix)) {
+            report.problem(&path, format!("{prefix} already belongs to a namespace; keep one"));
+        }
+        let authority = Authority::parse(host, Some(80))
+            .map_err(|error| format!("invalid host {host:?}: {error}; use NAME or NAME:PORT, such as www.example"));
+        all.extend(report.ok_or_report(|| path, authority).map(|authority| (prefix.0.clone(), authority)));
+    }
+    all
+}
+
+/// The key that signs the content of an `ndn` listener.
+fn signing_key(
+    section: &section::Listener,
+    at: &str,
+    context: &Context<'_>,
+    report: &mut Report,
+) -> Option<(Arc<str>, PathBuf)> {
+    for (key, written) in [("signing-key", section.signing_key.is_some()), ("key-name", section.key_name.is_some())] {
+        if written && section.content.is_empty() {
+            report.problem(format!("{at}.{key}"), format!("{key} requires content; remove it"));
+        }
+    }
+    let file = context.optional_file(&format!("{at}.signing-key"), section.signing_key.as_ref(), report);
+    match (&section.key_name, file) {
+        (Some(name), Some(file)) => return Some((name.0.clone(), file)),
+        (None, Some(_)) => {
+            let message = "missing name of the key; add key-name: NAME, such as /org/KEY/1";
+            report.problem(format!("{at}.key-name"), message);
+        }
+        (Some(_), None) if section.signing_key.is_none() => {
+            report.problem(format!("{at}.key-name"), "key-name requires signing-key; add it, or remove key-name");
+        }
+        _ => {}
+    }
+    None
 }
 
 /// The connections that a `transparent` listener intercepts.

@@ -86,6 +86,15 @@ pub struct Listener {
     /// Prefixes of NDN names, by the name of their namespace (`ndn`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub namespaces: BTreeMap<String, OneOrMany<NdnName>>,
+    /// Hosts of HTTP content that is published under NDN names, by the prefix of the names (`ndn`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub content: BTreeMap<NdnName, String>,
+    /// Private key (PEM, PKCS#8) that signs the published content (`ndn`). Default: digests instead of signatures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing_key: Option<String>,
+    /// Name of the signing key, which consumers see (`ndn`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_name: Option<NdnName>,
     /// Congestion control of the connections that it accepts. Default: the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub congestion: Option<CongestionControl>,

@@ -141,8 +141,12 @@ impl ListenerProtocol {
 pub struct Ndn {
     /// Target that routes match.
     pub authority: crate::authority::Authority,
-    /// Names of namespaces, each with a prefix of NDN names (URI). Not empty.
+    /// Names of namespaces, each with a prefix of NDN names (URI).
     pub namespaces: Vec<(Arc<str>, Arc<str>)>,
+    /// Prefixes of NDN names (URI) whose Interests become HTTP requests to a host.
+    pub content: Vec<(Arc<str>, crate::authority::Authority)>,
+    /// The key that signs this content: its name (URI) and its file. `None` means digests instead of signatures.
+    pub signing_key: Option<(Arc<str>, PathBuf)>,
 }
 
 /// The connections that a `transparent` listener intercepts.

@@ -78,6 +78,7 @@ impl<'a> Builder<'a> {
         self.load_identity();
         let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());
         self.anchors();
+        self.signing_keys();
         if !self.faults.is_empty() {
             return Err(self.faults);
         }
@@ -99,6 +100,21 @@ impl<'a> Builder<'a> {
                     let path = format!("routes[{index}].terminate.anchors.{prefix}");
                     self.fault(path, format!("{}: {reason}", file.display()));
                 }
+            }
+        }
+    }
+
+    /// Reads the private keys that sign NDN content.
+    fn signing_keys(&mut self) {
+        let snapshot = self.snapshot;
+        for (index, listener) in snapshot.listeners.iter().enumerate() {
+            let ListenerProtocol::Ndn(ndn) = &listener.protocol else { continue };
+            let Some((_, file)) = &ndn.signing_key else { continue };
+            self.note(&[file]);
+            let read = hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES);
+            let key = read.map_err(|error| error.to_string()).and_then(|bytes| tls::private_key(&bytes));
+            if let Err(reason) = key {
+                self.fault(format!("listeners[{index}].signing-key"), format!("{}: {reason}", file.display()));
             }
         }
     }

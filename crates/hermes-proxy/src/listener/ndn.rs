@@ -3,8 +3,11 @@
 //! In: packets of a face. Out: for each namespace of a face a session, CONNECT to the listener's authority with the
 //! headers `hermes-service` and `hermes-namespace`. The longest prefix of a packet's name selects the namespace. An
 //! Interest outside all namespaces comes back with the reason "no route". A stream face is stopped while its session has
-//! no room; a datagram face gets congestion marks, and loses packets when its queue is full. Never: a cache, or a table
-//! of pending Interests.
+//! no room; a datagram face gets congestion marks, and loses packets when its queue is full. Interests for content of
+//! HTTP hosts are answered here (`ndn/content.rs`). Never: a cache, or a table of pending Interests, for packets that
+//! pass.
+
+mod content;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -24,6 +27,7 @@ use hermes_net::udp::{self, UdpSocket};
 use http::{HeaderName, HeaderValue};
 use tokio::sync::mpsc;
 
+use self::content::ContentOffer;
 use super::{Ending, Ready, flow_table, open, trust_by_address};
 use crate::ndn::link::{FrameJoiner, frames, read_packets, write_packets};
 use crate::ndn::{PacketStream, QUEUE_PACKETS};
@@ -53,12 +57,21 @@ struct Face {
     source: SocketAddr,
     trust: Trust,
     connection: Option<Rc<Connection>>,
+    content: ContentOffer,
     /// Prefixes with their namespaces, the longest first.
     namespaces: Vec<(Name, Arc<str>)>,
     to_face: mpsc::Sender<Bytes>,
     sessions: RefCell<HashMap<Arc<str>, SessionState>>,
     /// The next packet to the face carries a congestion mark.
     is_congested: Cell<bool>,
+}
+
+/// The destination of a packet.
+enum PacketDestination {
+    /// To the session of its namespace.
+    Session(mpsc::Sender<Bytes>),
+    /// Nowhere; this frame goes back to the face.
+    Face(Bytes),
 }
 
 enum SessionState {
@@ -86,6 +99,7 @@ impl Face {
             source,
             trust,
             connection,
+            content: ContentOffer::new(listener, ndn, source.ip(), &worker.generation()),
             namespaces,
             to_face,
             sessions: RefCell::default(),
@@ -93,22 +107,31 @@ impl Face {
         })
     }
 
-    /// Returns the queue of the session for a packet. Opens the session if necessary. `None` if no session takes the
-    /// packet.
-    fn session_of(self: &Rc<Self>, packet: &LpPacket) -> Option<mpsc::Sender<Bytes>> {
+    /// Decides where a packet goes, by its name. Opens a session if necessary. `None` if the packet goes nowhere, or
+    /// waits for content.
+    fn destination_of(self: &Rc<Self>, packet: &LpPacket) -> Option<PacketDestination> {
         let inner = packet.fragment.clone()?;
         let dropped = |reason| self.worker.shared.metrics.dropped(reason, 1);
         let Ok((kind, name)) = name_of(inner.clone()) else {
             dropped("ndn-malformed");
             return None;
         };
-        let Some((_, namespace)) = self.namespaces.iter().find(|(prefix, _)| prefix.is_prefix_of(&name)) else {
+        let in_namespace = self.namespaces.iter().find(|(prefix, _)| prefix.is_prefix_of(&name));
+        // The longest prefix counts, whether it is of content or of a namespace.
+        if let Some((prefix, host)) = self.content.host_of(&name)
+            && in_namespace.is_none_or(|(other, _)| other.len() < prefix.len())
+        {
+            return content::take_packet(self, packet, host).map(PacketDestination::Face);
+        }
+        let Some((_, namespace)) = in_namespace else {
             dropped("ndn-no-namespace");
             self.return_interest(kind, inner, packet);
             return None;
         };
         match self.sessions.borrow().get(namespace) {
-            Some(SessionState::Open(queue)) if !queue.is_closed() => return Some(queue.clone()),
+            Some(SessionState::Open(queue)) if !queue.is_closed() => {
+                return Some(PacketDestination::Session(queue.clone()));
+            }
             Some(SessionState::Failed(until)) if *until > self.worker.now() => {
                 dropped("ndn-session-failed");
                 self.return_interest(kind, inner, packet);
@@ -119,7 +142,7 @@ impl Face {
         let (queue, packets) = mpsc::channel(QUEUE_PACKETS);
         self.sessions.borrow_mut().insert(namespace.clone(), SessionState::Open(queue.clone()));
         self.worker.spawn(serve_namespace(self.clone(), namespace.clone(), packets));
-        Some(queue)
+        Some(PacketDestination::Session(queue))
     }
 
     /// Whether a session lives, or has failed so recently that the face must know of it.
@@ -192,10 +215,12 @@ pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ndn:
             worker.shared.metrics.dropped("ndn-malformed", 1);
             return;
         };
-        if let Some(session) = face.session_of(&packet) {
-            // A session that has ended loses the packet, as a link that breaks.
-            let _ = session.send(packet.encode()).await;
-        }
+        // A session that has ended loses the packet, as a link that breaks.
+        let _ = match face.destination_of(&packet) {
+            Some(PacketDestination::Session(session)) => session.send(packet.encode()).await,
+            Some(PacketDestination::Face(answer)) => face.to_face.send(answer).await,
+            None => Ok(()),
+        };
     });
     let ended = tokio::select! {
         ended = reading => ended,
@@ -277,11 +302,17 @@ fn take_datagram(
     let face = &known.face;
     received.answer.map(|answer| face.to_face.try_send(answer));
     let Some(packet) = received.packet else { return };
-    let Some(session) = face.session_of(&packet) else { return };
-    if session.capacity() < QUEUE_PACKETS / 2 {
-        face.is_congested.set(true);
-    }
-    if session.try_send(packet.encode()).is_err() {
+    let sent = match face.destination_of(&packet) {
+        Some(PacketDestination::Session(session)) => {
+            if session.capacity() < QUEUE_PACKETS / 2 {
+                face.is_congested.set(true);
+            }
+            session.try_send(packet.encode())
+        }
+        Some(PacketDestination::Face(answer)) => face.to_face.try_send(answer),
+        None => Ok(()),
+    };
+    if sent.is_err() {
         metrics.dropped("queue-full", 1);
     }
 }

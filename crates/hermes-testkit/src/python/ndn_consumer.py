@@ -1,14 +1,17 @@
 """A consumer of python-ndn.
 
 In: on standard input a JSON object: port, transport (`tcp` or `udp`), prefix, count. Out: on standard output a JSON
-object: how many Interests were answered, how many timed out, and the bytes of content.
+object: how many Interests were answered, how many timed out, and the bytes of content. Without a count, the consumer
+fetches the segments of the newest version, and the object has the bytes and the SHA-256 digest of the content.
 """
 
 import asyncio
+import hashlib
 import json
 import sys
 
 from ndn.app import NDNApp
+from ndn.app_support.segment_fetcher import segment_fetcher
 from ndn.encoding import Component, Name
 from ndn.security import KeychainDigest
 from ndn.transport.stream_face import TcpFace
@@ -35,7 +38,16 @@ async def ask(room, number):
             found["returned"] += 1
 
 
+async def fetch():
+    content = b"".join([bytes(part) async for part in segment_fetcher(app, Name.from_str(task["prefix"]))])
+    found.clear()
+    found.update({"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+    app.shutdown()
+
+
 async def main():
+    if "count" not in task:
+        return await fetch()
     room = asyncio.Semaphore(PIPELINE)
     await asyncio.gather(*[ask(room, number) for number in range(task["count"])])
     app.shutdown()
