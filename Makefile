@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-pep bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-pep bench-ndn bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,9 @@ bench-quick: release setup ## the same in five minutes, noisier
 
 bench-pep: release setup ## connections split on a router (root), beside HAProxy and a minimal splitter: bench/results
 	$(CARGO) run --release -p hermes-bench -- pep --out bench/results --hermes $(TARGET)/release/hermes
+
+bench-ndn: release setup ## NDN files over a slow link, directly and through an overlay (root): bench/results
+	$(CARGO) run --release -p hermes-bench -- ndn --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
 	mkdir -p bench/results

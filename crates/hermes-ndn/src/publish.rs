@@ -69,6 +69,11 @@ impl PublishedContent {
         name.components().any(|part| part.number(types::VERSION) == Some(self.version))
     }
 
+    /// The content bytes of a segment. The last segment may have fewer.
+    pub fn segment_bytes(&self) -> usize {
+        self.segment_bytes
+    }
+
     /// The bytes of all segments.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
