@@ -27,6 +27,8 @@ pub struct StoreLimits {
     pub waiting: usize,
     /// Contents that are requested at the same time.
     pub requests: usize,
+    /// Bytes that are being received, and not stored yet.
+    pub receiving: usize,
 }
 
 /// Stored content, the least recently used first to go. `W` is what the caller keeps of an Interest that waits.
@@ -37,6 +39,8 @@ pub struct ContentStore<W> {
     order: BTreeMap<u64, ContentKey>,
     bytes: usize,
     uses: u64,
+    received: usize,
+    generation: u64,
     waiting: HashMap<ContentKey, Vec<W>>,
     waiters: usize,
 }
@@ -74,16 +78,33 @@ impl<W> ContentStore<W> {
             order: BTreeMap::new(),
             bytes: 0,
             uses: 0,
+            received: 0,
+            generation: 0,
             waiting: HashMap::new(),
             waiters: 0,
         }
     }
 
-    /// Removes all content. Interests that wait keep waiting.
-    pub fn forget(&mut self) {
-        self.stored.clear();
-        self.order.clear();
-        self.bytes = 0;
+    /// Removes all content if another generation of the configuration, which may deny it, is in use since the last call.
+    /// Interests that wait keep waiting.
+    pub fn is_of_generation(&mut self, generation: u64) {
+        if std::mem::replace(&mut self.generation, generation) != generation {
+            self.stored.clear();
+            self.order.clear();
+            self.bytes = 0;
+        }
+    }
+
+    /// Counts bytes that are being received. Returns false, and counts none, if there is no room for them.
+    pub fn receives(&mut self, count: usize) -> bool {
+        let has_room = self.received + count <= self.limits.receiving;
+        self.received += if has_room { count } else { 0 };
+        has_room
+    }
+
+    /// Ends the count of bytes whose body has arrived or broken off.
+    pub fn has_received(&mut self, count: usize) {
+        self.received -= count;
     }
 
     /// Returns what may answer an Interest of this name. `now` is in milliseconds of any clock.

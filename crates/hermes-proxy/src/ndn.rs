@@ -31,7 +31,7 @@ const MAX_CHUNK: usize = 32 << 10;
 
 /// The bounds of the HTTP content that a worker stores for consumers of NDN.
 pub(crate) const STORE_LIMITS: StoreLimits =
-    StoreLimits { bytes: 64 << 20, overhead: 1024, waiting: 4096, requests: 256 };
+    StoreLimits { bytes: 64 << 20, overhead: 1024, waiting: 4096, requests: 256, receiving: 64 << 20 };
 
 /// An Interest that waits for HTTP content.
 #[derive(Debug)]

@@ -50,8 +50,6 @@ pub(crate) struct Worker {
     pub(crate) quic_handshakes: Cell<usize>,
     /// The content that `ndn` listeners publish.
     pub(crate) ndn_content: RefCell<ContentStore<WaitingInterest>>,
-    /// The number of the generation whose content `ndn_content` holds.
-    pub(crate) ndn_content_generation: Cell<u64>,
     /// Requests of routes with `resume` that wait for a retry.
     pub(crate) resume_pending: Arc<Shares>,
 }
@@ -72,7 +70,6 @@ impl Worker {
             devices: Rc::default(),
             quic_handshakes: Cell::default(),
             ndn_content: RefCell::new(ContentStore::new(STORE_LIMITS)),
-            ndn_content_generation: Cell::default(),
             resume_pending: Arc::default(),
         }
     }

@@ -51,7 +51,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ),
         ("hermes-pattern", BTreeSet::new()),
         ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net", "hermes-pattern"])),
-        ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-testkit"])),
+        ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-testkit"])),
         ("hermes-demo", BTreeSet::from(["hermes-lab", "hermes-net"])),
         ("hermes-e2e", BTreeSet::new()),
         (

@@ -253,3 +253,25 @@ async fn stored_content_is_for_those_who_may_request_it() {
     assert_eq!(consumer.ask("/org/web/file", true).await.unwrap().content_type, APPLICATION_NACK);
     assert_eq!(requests(&mut heads).len(), 0);
 }
+
+/// Each response is long, and never ends.
+#[tokio::test]
+async fn unfinished_responses_are_bounded() {
+    let origin = scripted::h1(|mut http1| async move {
+        http1.head().await?;
+        http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{}", 30 << 20, text(20 << 20))).await?;
+        http1.to_end().await.map(drop)
+    })
+    .unwrap();
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (mut publisher, _) = publisher(&overlay, &origin).await;
+    let consumer = Consumer::connect(&publisher).await;
+    for number in 0..6 {
+        consumer.send(&format!("/org/web/{number}"), true).await;
+    }
+    for _ in 0..3 {
+        assert_eq!(consumer.receive().await, Err(NackReason::Congestion));
+    }
+    publisher.metric_reaches("hermes_limit_hits_total", "\"ndn-content\"", 3.0).await;
+    publisher.assert_sound();
+}

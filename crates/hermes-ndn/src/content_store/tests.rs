@@ -4,7 +4,7 @@
 
 use super::*;
 
-const LIMITS: StoreLimits = StoreLimits { bytes: 10_000, overhead: 1000, waiting: 5, requests: 2 };
+const LIMITS: StoreLimits = StoreLimits { bytes: 10_000, overhead: 1000, waiting: 5, requests: 2, receiving: 100 };
 const SECOND: Duration = Duration::from_secs(1);
 
 fn key(text: &str) -> ContentKey {
@@ -52,6 +52,25 @@ fn the_least_recently_used_content_goes() {
     // Content beyond the bound is answered once, and not kept.
     assert!(store.put(key("/e"), 1, vec![0; 20_000].into(), SECOND, 0).is_some());
     assert_eq!((store.stored.len(), store.order.len(), store.bytes), (0, 0, 0));
+}
+
+#[test]
+fn another_generation_forgets_the_content() {
+    let mut store: ContentStore<u8> = ContentStore::new(LIMITS);
+    store.is_of_generation(1);
+    store.put(key("/a"), 1, vec![0; 20].into(), SECOND, 0).unwrap();
+    store.is_of_generation(1);
+    assert_eq!(versions(&mut store, "/a", 0), Some(vec![1]));
+    store.is_of_generation(2);
+    assert_eq!((versions(&mut store, "/a", 0), store.bytes, store.order.len()), (None, 0, 0));
+}
+
+#[test]
+fn bytes_under_way_are_bounded() {
+    let mut store: ContentStore<u8> = ContentStore::new(LIMITS);
+    assert!(store.receives(60) && store.receives(40) && !store.receives(1));
+    store.has_received(60);
+    assert!(store.receives(60) && !store.receives(1));
 }
 
 #[test]

@@ -82,8 +82,11 @@ pub(super) fn take_packet(face: &Rc<Face>, packet: &LpPacket, host: &Authority) 
     }
     let worker = &face.worker;
     let key: ContentKey = (face.content.scope.clone(), content_name(&interest.name));
-    forget_after_reload(worker);
-    let found = worker.ndn_content.borrow_mut().find(&key, &interest.name, worker.now());
+    let found = {
+        let mut store = worker.ndn_content.borrow_mut();
+        store.is_of_generation(worker.generation().number);
+        store.find(&key, &interest.name, worker.now())
+    };
     if let Found::Versions(versions, freshness) = found {
         let signer = face.content.signer.as_deref();
         return answer(signer, &interest, packet, &versions, freshness.max(MIN_FRESHNESS));
@@ -109,21 +112,13 @@ pub(super) fn take_packet(face: &Rc<Face>, packet: &LpPacket, host: &Authority) 
     }
 }
 
-/// Removes the stored content after a reload, because the new document may deny it.
-fn forget_after_reload(worker: &Worker) {
-    let now = worker.generation().number;
-    if worker.ndn_content_generation.replace(now) != now {
-        worker.ndn_content.borrow_mut().forget();
-    }
-}
-
 /// Requests content, and answers all Interests that wait for it.
 async fn request(face: &Rc<Face>, key: ContentKey, host: &Authority) {
     let worker = face.worker.clone();
     let outcome = get(face, &key.1, host).await;
-    forget_after_reload(&worker);
     let (waiters, found) = {
         let mut store = worker.ndn_content.borrow_mut();
+        store.is_of_generation(worker.generation().number);
         let waiters = store.take_waiters(&key);
         let found = match outcome {
             Ok(Some((bytes, freshness, generation))) if generation == worker.generation().number => store
@@ -191,7 +186,7 @@ async fn get(face: &Rc<Face>, name: &Name, host: &Authority) -> Result<Option<(B
         face.worker.shared.metrics.dropped("ndn-private", 1);
         return Err(NackReason::NoRoute);
     };
-    let bytes = collect(&face.worker, body).await.ok_or(NackReason::NoRoute)?;
+    let bytes = collect(&face.worker, body).await?;
     Ok(Some((bytes, freshness, generation)))
 }
 
@@ -205,18 +200,39 @@ fn freshness(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds.unwrap_or_default()).max(MIN_FRESHNESS))
 }
 
-/// Reads a body to its end. `None` if it breaks off, or is longer than [`MAX_CONTENT_BYTES`].
-async fn collect(worker: &Rc<Worker>, mut body: ResponseBody) -> Option<Bytes> {
+/// Bytes of a body that is being received. They count until this is dropped.
+struct ReceivedBytes<'a> {
+    worker: &'a Worker,
+    count: usize,
+}
+
+impl Drop for ReceivedBytes<'_> {
+    fn drop(&mut self) {
+        self.worker.ndn_content.borrow_mut().has_received(self.count);
+    }
+}
+
+/// Reads a body to its end.
+///
+/// # Errors
+/// The body breaks off, is longer than [`MAX_CONTENT_BYTES`], or finds no room beside others.
+async fn collect(worker: &Worker, mut body: ResponseBody) -> Result<Bytes, NackReason> {
+    let mut received = ReceivedBytes { worker, count: 0 };
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.ok()?.into_data() else { continue };
+        let Ok(data) = frame.map_err(|_| NackReason::NoRoute)?.into_data() else { continue };
         if all.len() + data.len() > MAX_CONTENT_BYTES {
             worker.shared.metrics.limit("ndn-content-bytes");
-            return None;
+            return Err(NackReason::NoRoute);
         }
+        if !worker.ndn_content.borrow_mut().receives(data.len()) {
+            worker.shared.metrics.limit("ndn-content");
+            return Err(NackReason::Congestion);
+        }
+        received.count += data.len();
         all.extend_from_slice(&data);
     }
-    Some(all.freeze())
+    Ok(all.freeze())
 }
 
 /// Makes the frame for an Interest: Data, or the negative answer if no version has the part that it names.
