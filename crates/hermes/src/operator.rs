@@ -80,7 +80,15 @@ impl Operator {
     /// The file cannot be written.
     pub(crate) fn create(self, place: &ControllerAddr, path: &Path) -> anyhow::Result<()> {
         let this = Self { controller: place.to_string(), ..self };
-        if path.exists() { this.replace(path) } else { this.write(path) }
+        if path.exists() {
+            return this.replace(path);
+        }
+        // A process that is killed meanwhile leaves no partial file, which would lock its owner out.
+        let new = temporary(path);
+        this.write(&new)?;
+        std::fs::rename(&new, path)
+            .inspect_err(|_| _ = std::fs::remove_file(&new))
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Renews the certificate and the CA certificates over an authenticated connection, and writes the file.
@@ -101,9 +109,7 @@ impl Operator {
         // The path may be a symbolic link, which stays.
         let path = path.canonicalize()?;
         let before = std::fs::metadata(&path)?;
-        // The process ID keeps concurrent commands apart.
-        let new = path.with_extension(format!("new{}", std::process::id()));
-        let _ = std::fs::remove_file(&new);
+        let new = temporary(&path);
         self.write(&new)?;
         let replaced = || {
             std::fs::set_permissions(&new, before.permissions())?;
@@ -125,6 +131,14 @@ impl Operator {
         let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
         written.with_context(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// Returns the path of the file that will replace `path`, and removes a file that is left there. The process ID keeps
+/// concurrent commands apart.
+fn temporary(path: &Path) -> PathBuf {
+    let new = path.with_extension(format!("new{}", std::process::id()));
+    let _ = std::fs::remove_file(&new);
+    new
 }
 
 /// The environment variable with the URL of the controller.
