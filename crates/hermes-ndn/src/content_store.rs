@@ -54,7 +54,7 @@ struct Stored {
     used: u64,
 }
 
-/// What the store has for an Interest.
+/// The result of a search for the content of an Interest.
 pub enum Found {
     /// Versions that may answer, the newest first, and the time that the answer is fresh.
     Versions(Vec<Rc<PublishedContent>>, Duration),
@@ -85,9 +85,9 @@ impl<W> ContentStore<W> {
         }
     }
 
-    /// Removes all content if another generation of the configuration, which may deny it, is in use since the last call.
-    /// Interests that wait keep waiting.
-    pub fn is_of_generation(&mut self, generation: u64) {
+    /// Sets the generation of the configuration. If it has changed, all content is removed, because the new generation
+    /// may deny it. Interests that wait keep waiting.
+    pub fn set_generation(&mut self, generation: u64) {
         if std::mem::replace(&mut self.generation, generation) != generation {
             self.stored.clear();
             self.order.clear();
@@ -96,14 +96,14 @@ impl<W> ContentStore<W> {
     }
 
     /// Counts bytes that are being received. Returns false, and counts none, if there is no room for them.
-    pub fn receives(&mut self, count: usize) -> bool {
+    pub fn reserve(&mut self, count: usize) -> bool {
         let has_room = self.received + count <= self.limits.receiving;
         self.received += if has_room { count } else { 0 };
         has_room
     }
 
     /// Ends the count of bytes whose body has arrived or broken off.
-    pub fn has_received(&mut self, count: usize) {
+    pub fn release(&mut self, count: usize) {
         self.received -= count;
     }
 
@@ -147,7 +147,11 @@ impl<W> ContentStore<W> {
             }
         };
         self.uses += 1;
-        let stored = Stored { newest: newest.clone(), previous, fresh_until, used: self.uses };
+        let mut stored = Stored { newest: newest.clone(), previous, fresh_until, used: self.uses };
+        // Otherwise the newest version would go, too, and each Interest would request it again.
+        if stored.cost(self.limits.overhead) > self.limits.bytes {
+            stored.previous = None;
+        }
         self.bytes += stored.cost(self.limits.overhead);
         self.order.insert(self.uses, key.clone());
         self.stored.insert(key, stored);

@@ -235,7 +235,7 @@ async fn a_flood_of_names_is_bounded() {
     publisher.assert_sound();
 }
 
-/// What a client may read is decided for it, and again after a reload.
+/// Each client has its own decision, and a reload repeats it.
 #[tokio::test]
 async fn stored_content_is_for_those_who_may_request_it() {
     let (origin, mut heads) = origin();

@@ -49,6 +49,12 @@ fn the_least_recently_used_content_goes() {
     assert_eq!(versions(&mut store, "/a", 0), Some(vec![1]));
     store.put(key("/d"), 1, vec![0; 2000].into(), SECOND, 0).unwrap();
     assert!(store.stored.contains_key(&key("/a")) && !store.stored.contains_key(&key("/b")));
+    // The version before goes first, if both do not fit.
+    for byte in [1, 2] {
+        store.put(key("/d"), 1, vec![byte; 6000].into(), SECOND, 0).unwrap();
+    }
+    let found = store.stored.get(&key("/d")).unwrap();
+    assert!(found.previous.is_none() && found.newest.bytes()[0] == 2);
     // Content beyond the bound is answered once, and not kept.
     assert!(store.put(key("/e"), 1, vec![0; 20_000].into(), SECOND, 0).is_some());
     assert_eq!((store.stored.len(), store.order.len(), store.bytes), (0, 0, 0));
@@ -57,20 +63,20 @@ fn the_least_recently_used_content_goes() {
 #[test]
 fn another_generation_forgets_the_content() {
     let mut store: ContentStore<u8> = ContentStore::new(LIMITS);
-    store.is_of_generation(1);
+    store.set_generation(1);
     store.put(key("/a"), 1, vec![0; 20].into(), SECOND, 0).unwrap();
-    store.is_of_generation(1);
+    store.set_generation(1);
     assert_eq!(versions(&mut store, "/a", 0), Some(vec![1]));
-    store.is_of_generation(2);
+    store.set_generation(2);
     assert_eq!((versions(&mut store, "/a", 0), store.bytes, store.order.len()), (None, 0, 0));
 }
 
 #[test]
 fn bytes_under_way_are_bounded() {
     let mut store: ContentStore<u8> = ContentStore::new(LIMITS);
-    assert!(store.receives(60) && store.receives(40) && !store.receives(1));
-    store.has_received(60);
-    assert!(store.receives(60) && !store.receives(1));
+    assert!(store.reserve(60) && store.reserve(40) && !store.reserve(1));
+    store.release(60);
+    assert!(store.reserve(60) && !store.reserve(1));
 }
 
 #[test]

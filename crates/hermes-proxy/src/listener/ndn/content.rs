@@ -84,7 +84,7 @@ pub(super) fn take_packet(face: &Rc<Face>, packet: &LpPacket, host: &Authority) 
     let key: ContentKey = (face.content.scope.clone(), content_name(&interest.name));
     let found = {
         let mut store = worker.ndn_content.borrow_mut();
-        store.is_of_generation(worker.generation().number);
+        store.set_generation(worker.generation().number);
         store.find(&key, &interest.name, worker.now())
     };
     if let Found::Versions(versions, freshness) = found {
@@ -118,7 +118,7 @@ async fn request(face: &Rc<Face>, key: ContentKey, host: &Authority) {
     let outcome = get(face, &key.1, host).await;
     let (waiters, found) = {
         let mut store = worker.ndn_content.borrow_mut();
-        store.is_of_generation(worker.generation().number);
+        store.set_generation(worker.generation().number);
         let waiters = store.take_waiters(&key);
         let found = match outcome {
             Ok(Some((bytes, freshness, generation))) if generation == worker.generation().number => store
@@ -208,7 +208,7 @@ struct ReceivedBytes<'a> {
 
 impl Drop for ReceivedBytes<'_> {
     fn drop(&mut self) {
-        self.worker.ndn_content.borrow_mut().has_received(self.count);
+        self.worker.ndn_content.borrow_mut().release(self.count);
     }
 }
 
@@ -225,7 +225,7 @@ async fn collect(worker: &Worker, mut body: ResponseBody) -> Result<Bytes, NackR
             worker.shared.metrics.limit("ndn-content-bytes");
             return Err(NackReason::NoRoute);
         }
-        if !worker.ndn_content.borrow_mut().receives(data.len()) {
+        if !worker.ndn_content.borrow_mut().reserve(data.len()) {
             worker.shared.metrics.limit("ndn-content");
             return Err(NackReason::Congestion);
         }
