@@ -21,6 +21,7 @@ mod policy;
 mod read;
 mod report;
 mod reverse_listener;
+mod rina;
 mod route;
 pub mod section;
 mod tree;

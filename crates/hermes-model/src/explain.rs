@@ -314,6 +314,9 @@ fn action(route: &Route) -> String {
             format!("write the packets to device {}{dnat}{nat}", gateway.device)
         }
         Action::Face(face) => format!("exchange NDN packets with {}", face.uri),
+        Action::Rina(rina) => {
+            format!("request a flow of {} in DIF {}", rina.neighbour, rina.membership.dif)
+        }
         Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),
     }

@@ -25,7 +25,9 @@ pub use listener::{
     Transparent, Tun, VirtualIpPools,
 };
 pub use policy::{Cache, Custody, Durable, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
-pub use route::{Action, Face, Gateway, Redirect, Respond, Route, Target, Terminate, TerminateKind};
+pub use route::{
+    Action, DifMembership, Face, Gateway, Redirect, Respond, RinaNeighbour, Route, Target, Terminate, TerminateKind,
+};
 pub use upstream::{
     Balance, Contact, Endpoint, Health, Outlier, TunnelMethod, Upstream, UpstreamProtocol, UpstreamTls,
 };

@@ -21,6 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_net::quic::{self, Endpoint};
+use tokio::sync::Notify;
 
 use self::pool::idle::{self, Idle};
 use self::pool::{Pool, PoolKey};
@@ -46,6 +47,8 @@ pub struct Outbound {
     migrated_at: Cell<u64>,
     /// The channels that pass reverse connections and queries to other workers.
     channels: Arc<Channels>,
+    /// Wakes tasks that follow the running generation.
+    pub generation_set: Notify,
 }
 
 /// The minimum time between two migrations, in milliseconds. Several connections notice each network change, but only
@@ -70,6 +73,7 @@ impl Outbound {
             quic_clients: RefCell::default(),
             migrated_at: Cell::new(0),
             channels,
+            generation_set: Notify::new(),
         }
     }
 
@@ -82,7 +86,9 @@ impl Outbound {
     /// Replaces the running generation, and returns the previous one.
     pub fn set_generation(&self, generation: &Arc<Generation>) -> Current {
         self.set_snapshot(generation.snapshot.clone(), generation.listener_shares().cloned().collect());
-        self.generation.replace(Rc::new(generation.clone()))
+        let previous = self.generation.replace(Rc::new(generation.clone()));
+        self.generation_set.notify_waiters();
+        previous
     }
 
     /// Returns the name to which a DNS listener assigned this virtual address, or `None`. As long as a clone of the

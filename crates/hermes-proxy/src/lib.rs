@@ -12,7 +12,6 @@ pub mod embed;
 mod filters;
 mod ip;
 mod listener;
-mod ndn;
 mod node;
 mod rate_limit;
 mod request;

@@ -14,7 +14,9 @@ mod ip;
 mod lingering_close;
 mod ndn;
 pub(crate) mod quic;
+mod requested_flow;
 pub(crate) mod reverse_dialer;
+mod rina;
 mod socks5;
 mod stream_limits;
 pub(crate) mod tcp;
@@ -72,6 +74,7 @@ pub(crate) enum BoundSocket {
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
     Ndn(std::net::UdpSocket),
+    Rina(std::net::UdpSocket),
     /// An interception and the slot of this worker in it.
     Transparent(Arc<Interception>, usize),
 }
@@ -87,6 +90,8 @@ pub(crate) enum Transport {
     Dns,
     /// Frames of NDN over UDP.
     Ndn,
+    /// PDUs of a DIF over UDP.
+    Rina,
     /// Intercepted connections.
     Transparent,
 }
@@ -100,6 +105,7 @@ impl Transport {
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
             ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
             ListenerProtocol::Ndn(_) => &[Transport::Tcp, Transport::Ndn],
+            ListenerProtocol::Rina(_) => &[Transport::Rina],
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[Transport::Udp],
             ListenerProtocol::Transparent(_) => &[Transport::Transparent],
             ListenerProtocol::Tun(_) => &[],
@@ -115,6 +121,7 @@ impl BoundSocket {
             BoundSocket::Quic(..) => Transport::Quic,
             BoundSocket::Dns(_) => Transport::Dns,
             BoundSocket::Ndn(_) => Transport::Ndn,
+            BoundSocket::Rina(_) => Transport::Rina,
             BoundSocket::Transparent(..) => Transport::Transparent,
         }
     }
@@ -181,6 +188,14 @@ impl Acceptor {
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
                 worker.spawn(async move {
                     ndn::receive_all(here, bound, socket.name, ending).await;
+                    ended.set(());
+                });
+            }
+            BoundSocket::Rina(bound) => {
+                bound.set_nonblocking(true)?;
+                let known = CurrentListener::new(worker, socket.name);
+                worker.spawn(async move {
+                    rina::accept_all(here, bound, known, ending).await;
                     ended.set(());
                 });
             }
@@ -392,7 +407,10 @@ async fn serve_connection(
             Box::pin(dns::stream::serve(worker, connection, ready)).await;
         }
         // Listeners of datagrams and packets have no connections.
-        ListenerProtocol::Udp { .. } | ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => {}
+        ListenerProtocol::Udp { .. }
+        | ListenerProtocol::Tun(_)
+        | ListenerProtocol::Ip(_)
+        | ListenerProtocol::Rina(_) => {}
     }
 }
 

@@ -1,6 +1,6 @@
 //! The actions of a route, one file each.
 
+pub(crate) mod device_end;
 pub(crate) mod forward;
 pub(crate) mod max_forwards;
 pub(crate) mod respond;
-pub(crate) mod terminate;

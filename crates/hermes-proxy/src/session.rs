@@ -25,9 +25,10 @@ use crate::request::{Rejected, Request, UpgradeKind};
 use crate::service::forward::Forward;
 use crate::service::forward::head::clean_response;
 use crate::service::forward::tunnel::Opened;
-use crate::service::{max_forwards, respond, terminate};
+use crate::service::{device_end, max_forwards, respond};
 use crate::worker::Worker;
 use crate::{custody, filters, upgrade};
+use hermes_architecture::dial_target;
 use hermes_outbound::generation::Generation;
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
@@ -211,33 +212,35 @@ async fn act(
         (Action::Redirect(redirect), Kind::Http) => {
             respond::redirect(redirect, &TemplateValues { facts: &entry.facts, node }).map(ActionOutcome::Response)
         }
-        (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }), Kind::Tcp) => {
-            // Boxed, like all less common paths: futures are moved, so their size costs time.
-            let stream = Box::pin(terminate::tcp(worker, entry, terminate, route)).await?;
-            Ok(tunnel(&mut request, UpstreamEnd::Stream(stream)))
-        }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Udp, .. }), Kind::Udp) => {
-            let port = Box::pin(terminate::udp(worker, entry, terminate, route)).await?;
+            let port = Box::pin(hermes_architecture::udp(worker, entry, terminate, route)).await?;
             Ok(tunnel(&mut request, UpstreamEnd::Datagrams(port)))
         }
-        (Action::Face(face), Kind::Tcp) => {
-            let stream = Box::pin(terminate::face::open(worker, entry, &face.uri, route)).await?;
-            Ok(tunnel(&mut request, UpstreamEnd::Stream(stream)))
-        }
         (Action::Face(face), Kind::Http) if request.upgrade == UpgradeKind::None => {
-            let response = Box::pin(terminate::gateway::serve(worker, generation, entry, face, route)).await?;
+            let response =
+                Box::pin(hermes_architecture::ndn::gateway::serve(worker, generation, entry, face, route)).await?;
             respond_with(generation, session, route, response)
         }
         (Action::Device(gateway), Kind::Ip) => {
-            let end = Box::pin(terminate::device(worker, entry, gateway, route)).await?;
+            let end = Box::pin(device_end::open(worker, entry, gateway, route)).await?;
             Ok(tunnel(&mut request, UpstreamEnd::Datagrams(end)))
         }
         (Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }), Kind::Http) => {
             Box::pin(to_origin(worker, generation, session, route, terminate, request)).await
         }
         (Action::Upstream(upstream), _) => to_upstream(worker, generation, session, route, upstream, request).await,
-        _ => Err(Error::Unsuitable { route: route.name.clone(), kind: kind.as_str() }),
+        (_, Kind::Tcp) => {
+            let architecture = hermes_architecture::of_route(&worker.environment(), route);
+            let architecture = architecture.ok_or_else(|| unsuitable(route, kind))?;
+            let stream = architecture.open(entry).await?;
+            Ok(tunnel(&mut request, UpstreamEnd::Stream(stream)))
+        }
+        _ => Err(unsuitable(route, kind)),
     }
+}
+
+fn unsuitable(route: &Route, kind: Kind) -> Error {
+    Error::Unsuitable { route: route.name.clone(), kind: kind.as_str() }
 }
 
 /// Accepts a tunnel that ends at this node, in the version of the client.
@@ -320,7 +323,7 @@ async fn to_origin(
     terminate: &Terminate,
     mut request: Request<'_>,
 ) -> Result<ActionOutcome, Error> {
-    let place = terminate::origin(generation, terminate, &session.entry.facts, route, &request.scheme)?;
+    let place = dial_target::origin(generation, terminate, &session.entry.facts, route, &request.scheme)?;
     if let Some(arrived) = request.arrived {
         custody::forward::intend(worker, &session.entry, route, &request, arrived).await?;
     }
@@ -451,11 +454,11 @@ async fn reopen(
     let within = route.timeout.connect;
     match &route.action {
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Udp, .. }) => {
-            let port = terminate::udp(worker, entry, terminate, route).await?;
+            let port = hermes_architecture::udp(worker, entry, terminate, route).await?;
             Ok(Reopened { port, told: false })
         }
         Action::Device(gateway) => {
-            let port = terminate::device(worker, entry, gateway, route).await?;
+            let port = device_end::open(worker, entry, gateway, route).await?;
             Ok(Reopened { port, told: false })
         }
         Action::Upstream(upstream) => {

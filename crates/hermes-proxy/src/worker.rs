@@ -8,12 +8,14 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use hermes_architecture::Environment;
+use hermes_architecture::ndn::waiting_interest::{STORE_LIMITS, WaitingInterest};
+use hermes_architecture::rina::IpcProcesses;
 use hermes_cache::registry::CacheRegistry;
 use hermes_custody::service::CustodyService;
 use hermes_ndn::content_store::ContentStore;
 
 use crate::ip::{AddressLeases, Devices};
-use crate::ndn::{STORE_LIMITS, WaitingInterest};
 use crate::rate_limit::RateLimiters;
 use hermes_outbound::outbound::Outbound;
 use hermes_transport::runtime::fair_shares::Shares;
@@ -50,6 +52,8 @@ pub(crate) struct Worker {
     pub(crate) quic_handshakes: Cell<usize>,
     /// The content that `ndn` listeners publish.
     pub(crate) ndn_content: RefCell<ContentStore<WaitingInterest>>,
+    /// The IPC processes through which routes request flows of RINA.
+    pub(crate) ipc_processes: IpcProcesses,
     /// Requests of routes with `resume` that wait for a retry.
     pub(crate) resume_pending: Arc<Shares>,
 }
@@ -70,7 +74,13 @@ impl Worker {
             devices: Rc::default(),
             quic_handshakes: Cell::default(),
             ndn_content: RefCell::new(ContentStore::new(STORE_LIMITS)),
+            ipc_processes: IpcProcesses::default(),
             resume_pending: Arc::default(),
         }
+    }
+
+    /// What architectures beyond this node need.
+    pub(crate) fn environment(&self) -> Environment<'_> {
+        Environment { outbound: &self.outbound, processes: &self.ipc_processes }
     }
 }

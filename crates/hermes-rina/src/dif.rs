@@ -167,6 +167,11 @@ impl Dif {
         }
     }
 
+    /// Returns the addresses of all neighbours.
+    pub fn neighbours(&self) -> Vec<SocketAddr> {
+        self.neighbours.keys().copied().collect()
+    }
+
     /// Whether the neighbour at this address is enrolled.
     pub fn is_enrolled(&self, peer: SocketAddr) -> bool {
         self.neighbours.get(&peer).is_some_and(|neighbour| neighbour.session.is_some())

@@ -128,6 +128,24 @@ pub const REASONS: [Reason; 11] = [
     Reason::Idle,
 ];
 
+impl std::fmt::Display for Reason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Reason::Refused => "the destination refused",
+            Reason::Unreachable => "the destination is unreachable",
+            Reason::Timeout => "the destination did not answer in time",
+            Reason::NotFound => "no application has that name",
+            Reason::Policy => "a policy of the destination denies the flow",
+            Reason::TooMany => "a table of the destination is full",
+            Reason::Aborted => "the application at the far end aborted the flow",
+            Reason::Released => "the neighbour ended its enrolment",
+            Reason::Restarted => "the neighbour has restarted",
+            Reason::UnknownFlow => "the neighbour does not know the flow",
+            Reason::Idle => "the flow was idle for too long",
+        })
+    }
+}
+
 impl Reason {
     fn number(self) -> u8 {
         REASONS.iter().position(|reason| *reason == self).map_or(0, |at| at as u8 + 1)

@@ -31,6 +31,7 @@ pub mod process;
 pub mod proxy_header;
 pub mod python;
 pub mod raw_http1;
+pub mod rina;
 pub mod skip;
 pub mod sshd;
 pub mod tls;

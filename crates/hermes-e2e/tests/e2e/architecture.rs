@@ -34,8 +34,20 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ),
         ("hermes-outbound", BTreeSet::from(["hermes-model", "hermes-net", "hermes-transport", "hermes-wire"])),
         (
+            "hermes-architecture",
+            BTreeSet::from([
+                "hermes-model",
+                "hermes-ndn",
+                "hermes-net",
+                "hermes-outbound",
+                "hermes-rina",
+                "hermes-transport",
+            ]),
+        ),
+        (
             "hermes-proxy",
             BTreeSet::from([
+                "hermes-architecture",
                 "hermes-cache",
                 "hermes-custody",
                 "hermes-ip",
@@ -45,12 +57,16 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
                 "hermes-outbound",
                 "hermes-rate-limit",
                 "hermes-resume",
+                "hermes-rina",
                 "hermes-transport",
                 "hermes-wire",
             ]),
         ),
         ("hermes-pattern", BTreeSet::new()),
-        ("hermes-testkit", BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net", "hermes-pattern"])),
+        (
+            "hermes-testkit",
+            BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net", "hermes-pattern", "hermes-rina"]),
+        ),
         ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-testkit"])),
         ("hermes-demo", BTreeSet::from(["hermes-lab", "hermes-net"])),
         ("hermes-e2e", BTreeSet::new()),

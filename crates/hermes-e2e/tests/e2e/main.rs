@@ -24,6 +24,7 @@ mod node_log;
 mod quic;
 mod rate_limit;
 mod reload;
+mod rina;
 mod socks;
 mod takeover;
 mod udp;

@@ -244,39 +244,60 @@ fn a_live_connection_outlasts_a_reload_and_the_end_of_its_listener() {
     });
 }
 
-/// Two routers, with the overlay between them. The second one connects with the client's address.
+/// Splits a connection at two routers. `leads` is the action of the first one, `listens` the protocol of the second one,
+/// which connects with the client's address.
+async fn assert_split_into_three(path: Path, overlay: Overlay, leads: &str, listens: &str) {
+    let far = Namespace::new().unwrap();
+    path.router.join(Ipv4Addr::new(10, 3, 0, 1), &far, Ipv4Addr::new(10, 3, 0, 2)).unwrap();
+    let server = Namespace::new().unwrap();
+    far.join(Ipv4Addr::new(10, 4, 0, 1), &server, Ipv4Addr::new(10, 4, 0, 2)).unwrap();
+    server.ip(&["route", "add", "default", "via", "10.4.0.1"]).unwrap();
+    far.ip(&["route", "add", "10.1.0.0/24", "via", "10.3.0.1"]).unwrap();
+    let path = Path { server, ..path };
+    std::fs::write(overlay.dir().join("dif.key"), "a key that both routers have").unwrap();
+    let second = format!(
+        "
+listeners:
+- {{name: between, bind: '10.3.0.2:9000', {listens}}}
+routes:
+- {{name: out, match: {{kind: tcp}}, terminate: {{tcp: original, source: client}}, timeout: {{connect: 20s}}}}
+"
+    );
+    let _second = overlay.node("second").document(&second).within(&far).start().await.unwrap();
+    let first = format!(
+        "
+listeners:
+- {{name: pep, protocol: transparent, capture: [10.4.0.0/24]}}
+routes:
+- {{name: over, match: {{kind: tcp}}, {leads}}}
+upstreams:
+- {{name: second, protocol: h2, endpoints: ['10.3.0.2:9000'], overlay: true}}
+"
+    );
+    let _first = overlay.node("first").document(&first).within(&path.router).start().await.unwrap();
+    let server: SocketAddr = "10.4.0.2:8000".parse().unwrap();
+    assert_eq!(path.connect(server).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    let dark = "10.4.0.99:8000".parse().unwrap();
+    assert!(tokio::time::timeout(SILENCE, path.connect(dark)).await.is_err());
+    let _origin = path.echo(server).await;
+    let stream = path.connect(server).await.unwrap();
+    let own = stream.local_addr().unwrap();
+    assert_eq!(converse(stream).await, own.to_string());
+}
+
 #[test]
 fn a_connection_is_split_into_three() {
     on_a_path("transparent::overlay", async |path, overlay| {
-        let far = Namespace::new().unwrap();
-        path.router.join(Ipv4Addr::new(10, 3, 0, 1), &far, Ipv4Addr::new(10, 3, 0, 2)).unwrap();
-        let server = Namespace::new().unwrap();
-        far.join(Ipv4Addr::new(10, 4, 0, 1), &server, Ipv4Addr::new(10, 4, 0, 2)).unwrap();
-        server.ip(&["route", "add", "default", "via", "10.4.0.1"]).unwrap();
-        far.ip(&["route", "add", "10.1.0.0/24", "via", "10.3.0.1"]).unwrap();
-        let path = Path { server, ..path };
-        let second = "
-listeners:
-- {name: overlay, bind: '10.3.0.2:9000', protocol: http, trust: [10.3.0.0/24]}
-routes:
-- {name: out, match: {kind: tcp}, terminate: {tcp: original, source: client}}
-";
-        let _second = overlay.node("second").document(second).within(&far).start().await.unwrap();
-        let first = "
-listeners:
-- {name: pep, protocol: transparent, capture: [10.4.0.0/24]}
-routes:
-- {name: over, match: {kind: tcp}, upstream: second}
-upstreams:
-- {name: second, protocol: h2, endpoints: ['10.3.0.2:9000'], overlay: true}
-";
-        let _first = overlay.node("first").document(first).within(&path.router).start().await.unwrap();
-        let server: SocketAddr = "10.4.0.2:8000".parse().unwrap();
-        assert_eq!(path.connect(server).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
-        let _origin = path.echo(server).await;
-        let stream = path.connect(server).await.unwrap();
-        let own = stream.local_addr().unwrap();
-        assert_eq!(converse(stream).await, own.to_string());
+        assert_split_into_three(path, overlay, "upstream: second", "protocol: http, trust: [10.3.0.0/24]").await;
+    });
+}
+
+/// The paper's TCP-RINA-TCP over two boxes.
+#[test]
+fn a_connection_crosses_a_dif() {
+    on_a_path("transparent::dif", async |path, overlay| {
+        let leads = "terminate: {rina: '10.3.0.2:9000', dif: backbone, dif-key: dif.key}";
+        assert_split_into_three(path, overlay, leads, "protocol: rina, dif: backbone, dif-key: dif.key").await;
     });
 }
 

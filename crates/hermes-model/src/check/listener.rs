@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use super::context::Context;
 use super::report::Report;
-use super::{dns, header, ip_listener, packets};
+use super::{dns, header, ip_listener, packets, rina};
 use crate::authority::Authority;
 use crate::document::keyword::Protocol;
 use crate::document::listener as section;
@@ -101,6 +101,9 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("content", !section.content.is_empty(), ndn, "protocol ndn");
     only("signing-key", section.signing_key.is_some(), ndn, "protocol ndn");
     only("key-name", section.key_name.is_some(), ndn, "protocol ndn");
+    let rina = section.protocol == Protocol::Rina;
+    only("dif", section.dif.is_some(), rina, "protocol rina");
+    only("dif-key", section.dif_key.is_some(), rina, "protocol rina");
     let tun = section.protocol == Protocol::Tun;
     let transparent = section.protocol == Protocol::Transparent;
     only("bind", section.bind.is_some(), !tun && !transparent, "a protocol with a port");
@@ -158,6 +161,10 @@ fn protocol(
         Protocol::Dns => return dns::build(section, at, report).map(ListenerProtocol::Dns),
         Protocol::Ip => return ip_listener::build(section, at, report).map(ListenerProtocol::Ip),
         Protocol::Transparent => return Some(ListenerProtocol::Transparent(transparent(section, at, report))),
+        Protocol::Rina => {
+            let membership = rina::membership(section.dif.as_ref(), section.dif_key.as_ref(), at, context, report);
+            return membership.map(ListenerProtocol::Rina);
+        }
         Protocol::Tcp | Protocol::Udp | Protocol::Ndn => {}
     }
     let at_listener = at;

@@ -7,15 +7,15 @@ use http::StatusCode;
 
 use super::context::{Names, unresolved};
 use super::report::Report;
-use super::{header, policy};
+use super::{header, policy, rina};
 use crate::dial_scope::DialScope;
 use crate::document::keyword::Source;
 use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::snapshot::{
-    Action, Endpoint, Face, FaceUri, Gateway, OnChange, Redirect, Respond, Route, Target, Terminate, TerminateKind,
-    UpstreamProtocol,
+    Action, Endpoint, Face, FaceUri, Gateway, OnChange, Redirect, Respond, RinaNeighbour, Route, Target, Terminate,
+    TerminateKind, UpstreamProtocol,
 };
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
@@ -149,39 +149,63 @@ fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Opt
 
 fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
     let dials = section.tcp.is_some() || section.udp.is_some() || section.http.is_some();
-    if let (Some(face), false, None) = (&section.ndn, dials, &section.tun) {
-        check_face(section, at, report);
+    let written = [section.ndn.is_some(), section.tun.is_some(), section.rina.is_some()];
+    if dials || written.into_iter().filter(|is| *is).count() != 1 {
+        return build_dial(section, at, names, report);
+    }
+    require_keys(section, at, report);
+    if let Some(face) = &section.ndn {
+        only_target(section, "a face", at, report);
         return Some(Action::Face(build_face(section, face, at, names, report)));
     }
-    if let (Some(device), false) = (&section.tun, dials) {
-        return Some(Action::Device(build_gateway(section, &device.0, at, report)));
+    if let Some(neighbour) = &section.rina {
+        only_target(section, "a neighbour in a DIF", at, report);
+        let membership = rina::membership(section.dif.as_ref(), section.dif_key.as_ref(), at, names.context, report)?;
+        let application = section.application.as_deref().map(Arc::from);
+        return Some(Action::Rina(RinaNeighbour { neighbour: neighbour.clone(), membership, application }));
     }
-    for (key, written) in [("anchors", !section.anchors.is_empty()), ("accept-digest", section.accept_digest)] {
-        if written && section.ndn.is_none() {
-            report.problem(format!("{at}.{key}"), format!("{key} requires ndn; remove it"));
-        }
-    }
-    let mut require_tun = |key: &str, written: bool| {
-        if written && section.tun.is_none() {
-            report.problem(format!("{at}.{key}"), format!("{key} requires tun; remove it"));
+    let device = section.tun.as_ref()?;
+    only_target(section, "packets for a device", at, report);
+    Some(Action::Device(build_gateway(section, &device.0, at, report)))
+}
+
+/// Reports keys whose destination is another one.
+fn require_keys(section: &section::Terminate, at: &str, report: &mut Report) {
+    let mut require = |key: &str, written: bool, destination: &str, is: bool| {
+        if written && !is {
+            report.problem(format!("{at}.{key}"), format!("{key} requires {destination}; remove it"));
         }
     };
-    require_tun("address", !section.address.is_empty());
-    require_tun("assign", !section.assign.is_empty());
-    require_tun("assign-networks", section.assign_networks);
-    require_tun("nat", section.nat);
-    require_tun("dnat", section.dnat.is_some());
+    let ndn = section.ndn.is_some();
+    require("anchors", !section.anchors.is_empty(), "ndn", ndn);
+    require("accept-digest", section.accept_digest, "ndn", ndn);
+    let rina = section.rina.is_some();
+    require("dif", section.dif.is_some(), "rina", rina);
+    require("dif-key", section.dif_key.is_some(), "rina", rina);
+    require("application", section.application.is_some(), "rina", rina);
+    let tun = section.tun.is_some();
+    require("address", !section.address.is_empty(), "tun", tun);
+    require("assign", !section.assign.is_empty(), "tun", tun);
+    require("assign-networks", section.assign_networks, "tun", tun);
+    require("nat", section.nat, "tun", tun);
+    require("dnat", section.dnat.is_some(), "tun", tun);
+}
+
+/// Builds a route that dials a host: over TCP or UDP, or as an HTTP origin.
+fn build_dial(section: &section::Terminate, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
+    require_keys(section, at, report);
     let written: Vec<(TerminateKind, &Target)> =
         [(TerminateKind::Tcp, &section.tcp), (TerminateKind::Udp, &section.udp), (TerminateKind::Http, &section.http)]
             .into_iter()
             .filter_map(|(kind, target)| Some((kind, target.as_ref()?)))
             .collect();
-    let ([(kind, target)], None, None) = (written.as_slice(), &section.tun, &section.ndn) else {
-        let message = match written.len() {
-            0 => {
-                "missing destination; add exactly one of tcp, udp, http: authority or HOST:PORT, ndn: FACE, or tun: DEVICE"
-            }
-            _ => "more than one destination; keep one of tcp, udp, http, ndn, tun, and add a route for each other one",
+    let ([(kind, target)], None, None, None) = (written.as_slice(), &section.tun, &section.ndn, &section.rina) else {
+        let others = [section.tun.is_some(), section.ndn.is_some(), section.rina.is_some()];
+        let message = if written.is_empty() && !others.contains(&true) {
+            "missing destination; add exactly one of tcp, udp, http: authority or HOST:PORT, ndn: FACE, \
+             rina: HOST:PORT, or tun: DEVICE"
+        } else {
+            "more than one destination; keep one of tcp, udp, http, ndn, rina, tun, and add a route for each other one"
         };
         report.problem(at, message);
         return None;
@@ -241,14 +265,9 @@ fn build_face(section: &section::Terminate, uri: &FaceUri, at: &str, names: &Nam
     Face { uri: uri.clone(), anchors, accept_digest: section.accept_digest }
 }
 
-/// Reports keys that a face cannot have.
-fn check_face(section: &section::Terminate, at: &str, report: &mut Report) {
+/// Reports keys that only dialled hosts have.
+fn only_target(section: &section::Terminate, what: &str, at: &str, report: &mut Report) {
     for (key, written) in [
-        ("address", !section.address.is_empty()),
-        ("assign", !section.assign.is_empty()),
-        ("assign-networks", section.assign_networks),
-        ("nat", section.nat),
-        ("dnat", section.dnat.is_some()),
         ("reach", section.reach.is_some()),
         ("guard", section.guard),
         ("proxy-protocol", section.proxy_protocol.is_some()),
@@ -257,24 +276,12 @@ fn check_face(section: &section::Terminate, at: &str, report: &mut Report) {
         ("tls", section.tls.is_some()),
     ] {
         if written {
-            report.problem(format!("{at}.{key}"), format!("{key} does not apply to a face; remove it"));
+            report.problem(format!("{at}.{key}"), format!("{key} does not apply to {what}; remove it"));
         }
     }
 }
 
 fn build_gateway(section: &section::Terminate, device: &Arc<str>, at: &str, report: &mut Report) -> Gateway {
-    for (key, written) in [
-        ("reach", section.reach.is_some()),
-        ("guard", section.guard),
-        ("proxy-protocol", section.proxy_protocol.is_some()),
-        ("source", section.source.is_some()),
-        ("congestion", section.congestion.is_some()),
-        ("tls", section.tls.is_some()),
-    ] {
-        if written {
-            report.problem(format!("{at}.{key}"), format!("{key} does not apply to packets for a device; remove it"));
-        }
-    }
     if section.assign.is_empty() {
         let message = "clients may get any private address that they request, even one that this machine reaches by its \
                        default route; list the networks reserved for them";
@@ -354,6 +361,7 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
             ),
         ),
         Action::Face(_) => ("terminate", "a face supports http and tcp sessions only".to_owned()),
+        Action::Rina(_) => ("terminate", "a neighbour in a DIF supports tcp sessions only".to_owned()),
         Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
         Action::Redirect(_) => ("redirect", "redirect supports http sessions only".to_owned()),
     };

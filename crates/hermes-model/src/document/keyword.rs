@@ -142,6 +142,8 @@ pub enum Protocol {
     Transparent,
     /// NDN packets over UDP and TCP.
     Ndn,
+    /// Flows that neighbours of a DIF request.
+    Rina,
 }
 keywords!(
     Protocol,
@@ -156,6 +158,7 @@ keywords!(
         "ip" = Protocol::Ip,
         "transparent" = Protocol::Transparent,
         "ndn" = Protocol::Ndn,
+        "rina" = Protocol::Rina,
     ],
     otherwise ["h3" = "use protocol: http with http3: true", "h2" = "use protocol: http, which includes HTTP/2"]
 );

@@ -95,6 +95,12 @@ pub struct Listener {
     /// Name of the signing key, which consumers see (`ndn`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_name: Option<NdnName>,
+    /// Name of the DIF (`rina`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dif: Option<String>,
+    /// File with the key that the members of the DIF share (`rina`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dif_key: Option<String>,
     /// Congestion control of the connections that it accepts. Default: the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub congestion: Option<CongestionControl>,

@@ -198,7 +198,7 @@ impl Visitor<'_> for IpProtocolVisitor {
     }
 }
 
-/// `terminate`: exactly one of `tcp`, `udp`, `http`, `ndn` and `tun`.
+/// `terminate`: exactly one of `tcp`, `udp`, `http`, `ndn`, `rina` and `tun`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Terminate {
@@ -217,6 +217,18 @@ pub struct Terminate {
     /// Accept content with a digest instead of a signature, which anybody can make (`ndn`, for `http` sessions).
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_digest: bool,
+    /// Neighbour in a DIF.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rina: Option<HostPort>,
+    /// Name of the DIF (`rina`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dif: Option<String>,
+    /// File with the key that the members of the DIF share (`rina`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dif_key: Option<String>,
+    /// Name of the application at the neighbour (`rina`). Default: the host of the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub application: Option<String>,
     /// HTTP origin for the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<Target>,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::{HeaderName, HeaderValue};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use super::route::DifMembership;
 use crate::facts::Kind;
 use crate::pattern::HostPattern;
 
@@ -58,7 +59,7 @@ impl Listener {
             ListenerProtocol::Http if self.http3 => &[PortKind::Tcp, PortKind::Udp],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[PortKind::Tcp],
             ListenerProtocol::Dns(_) | ListenerProtocol::Ndn(_) => &[PortKind::Tcp, PortKind::Udp],
-            ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[PortKind::Udp],
+            ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) | ListenerProtocol::Rina(_) => &[PortKind::Udp],
             ListenerProtocol::Tun(_) | ListenerProtocol::Transparent(_) => &[],
         }
     }
@@ -66,7 +67,7 @@ impl Listener {
     /// Kind of all its sessions, if every session has the same.
     pub(crate) fn only_kind(&self) -> Option<Kind> {
         match &self.protocol {
-            ListenerProtocol::Tcp { .. } | ListenerProtocol::Ndn(_) => Some(Kind::Tcp),
+            ListenerProtocol::Tcp { .. } | ListenerProtocol::Ndn(_) | ListenerProtocol::Rina(_) => Some(Kind::Tcp),
             ListenerProtocol::Transparent(transparent) => (!transparent.udp).then_some(Kind::Tcp),
             ListenerProtocol::Udp { .. } => Some(Kind::Udp),
             ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => None,
@@ -75,9 +76,10 @@ impl Listener {
         }
     }
 
-    /// True if the listener can authenticate clients, by certificate or by address.
+    /// True if the listener can authenticate clients, by certificate, by address or by the key of a DIF.
     pub fn authenticates(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None) || !self.trust.is_empty()
+        let has_key = matches!(&self.protocol, ListenerProtocol::Rina(membership) if membership.key.is_some());
+        self.tls.as_ref().is_some_and(|tls| tls.client != ClientAuth::None) || !self.trust.is_empty() || has_key
     }
 
     /// True if a connection accepted by one listener may be served by the other: same protocol, same authentication.
@@ -117,6 +119,8 @@ pub enum ListenerProtocol {
     Transparent(Transparent),
     /// NDN packets over UDP and TCP: the packets of a namespace become CONNECT to this authority.
     Ndn(Ndn),
+    /// Flows that neighbours of a DIF request (RINA): each becomes CONNECT to the authority that its names contain.
+    Rina(DifMembership),
 }
 
 impl ListenerProtocol {
@@ -132,6 +136,7 @@ impl ListenerProtocol {
             ListenerProtocol::Ip(_) => "ip",
             ListenerProtocol::Transparent(_) => "transparent",
             ListenerProtocol::Ndn(_) => "ndn",
+            ListenerProtocol::Rina(_) => "rina",
         }
     }
 }

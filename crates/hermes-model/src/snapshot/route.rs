@@ -59,6 +59,8 @@ pub enum Action {
     /// Hand NDN packets to a face of a forwarder (`tcp` sessions of `ndn` listeners), or fetch the content whose name is
     /// the path (`http` sessions).
     Face(Face),
+    /// Request a flow of a neighbour in a DIF (RINA).
+    Rina(RinaNeighbour),
     /// Respond at this node.
     Respond(Respond),
     /// Redirect the client.
@@ -98,7 +100,7 @@ impl Route {
                 let networks = &self.matcher.networks;
                 gateway.dnat.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
             }
-            Action::Upstream(_) | Action::Respond(_) | Action::Redirect(_) | Action::Face(_) => true,
+            Action::Upstream(_) | Action::Respond(_) | Action::Redirect(_) | Action::Face(_) | Action::Rina(_) => true,
         };
         !is_named && self.matcher.admits_unnamed_hosts()
     }
@@ -113,6 +115,7 @@ impl Action {
             Action::Terminate(terminate) => terminate.kind.session() == kind,
             Action::Device(_) => kind == Kind::Ip,
             Action::Face(_) => matches!(kind, Kind::Tcp | Kind::Http),
+            Action::Rina(_) => kind == Kind::Tcp,
             Action::Respond(respond) => kind == Kind::Http || respond.status.as_u16() >= 400,
             Action::Redirect(_) => kind == Kind::Http,
         }
@@ -157,6 +160,26 @@ pub struct Face {
     pub anchors: Vec<(Arc<str>, PathBuf)>,
     /// Content that is protected by a digest alone is accepted.
     pub accept_digest: bool,
+}
+
+/// A neighbour in a DIF, at which applications are reached by name (RINA).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RinaNeighbour {
+    /// UDP address of the neighbour.
+    pub neighbour: HostPort,
+    /// Membership of the DIF.
+    pub membership: DifMembership,
+    /// Name of the application; `None` means the host of the request.
+    pub application: Option<Arc<str>>,
+}
+
+/// What a member of a DIF (RINA) knows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DifMembership {
+    /// Name of the DIF.
+    pub dif: Arc<str>,
+    /// File with the key that all members share. `None`: any node that knows the name may enrol.
+    pub key: Option<PathBuf>,
 }
 
 /// A device through which IP packets leave the overlay.

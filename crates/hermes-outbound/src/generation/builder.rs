@@ -26,6 +26,9 @@ use super::{
 use crate::reverse::{self, ReversePeer};
 use crate::upstream::{ClientTls, UpstreamState};
 
+/// The minimum length of the key of a DIF in bytes: shorter ones can be guessed.
+const MIN_DIF_KEY_BYTES: usize = 16;
+
 /// The node's certificate with its private key, and the CA certificates of its overlay.
 struct Identity {
     key: CertifiedKey,
@@ -79,6 +82,7 @@ impl<'a> Builder<'a> {
         let (listeners, upstreams, origins) = (self.listeners(), self.upstreams(), self.origins());
         self.anchors();
         self.signing_keys();
+        self.dif_keys();
         if !self.faults.is_empty() {
             return Err(self.faults);
         }
@@ -115,6 +119,31 @@ impl<'a> Builder<'a> {
             let key = read.map_err(|error| error.to_string()).and_then(|bytes| tls::private_key(&bytes));
             if let Err(reason) = key {
                 self.fault(format!("listeners[{index}].signing-key"), format!("{}: {reason}", file.display()));
+            }
+        }
+    }
+
+    /// Reads the keys of DIFs.
+    fn dif_keys(&mut self) {
+        let snapshot = self.snapshot;
+        let listeners = snapshot.listeners.iter().enumerate().filter_map(|(index, listener)| {
+            let ListenerProtocol::Rina(membership) = &listener.protocol else { return None };
+            Some((format!("listeners[{index}].dif-key"), membership))
+        });
+        let routes = snapshot.routes.iter().enumerate().filter_map(|(index, route)| {
+            let Action::Rina(rina) = &route.action else { return None };
+            Some((format!("routes[{index}].terminate.dif-key"), &rina.membership))
+        });
+        for (path, membership) in listeners.chain(routes) {
+            let Some(file) = &membership.key else { continue };
+            self.note(&[file]);
+            match hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES) {
+                Err(error) => self.fault(path, format!("{}: {error}", file.display())),
+                Ok(key) if key.len() < MIN_DIF_KEY_BYTES => {
+                    let reason = format!("{} bytes; a key needs at least {MIN_DIF_KEY_BYTES}", key.len());
+                    self.fault(path, format!("{}: {reason}", file.display()));
+                }
+                Ok(_) => {}
             }
         }
     }

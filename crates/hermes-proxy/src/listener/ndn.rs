@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_architecture::ndn::link::{FrameJoiner, frames, read_packets, write_packets};
+use hermes_architecture::ndn::packet_stream::{PacketStream, QUEUE_PACKETS};
 use hermes_model::authority::Authority;
 use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::{Listener, ListenerProtocol, Ndn};
@@ -29,8 +31,6 @@ use tokio::sync::mpsc;
 
 use self::content::ContentOffer;
 use super::{Ending, Ready, flow_table, open, trust_by_address};
-use crate::ndn::link::{FrameJoiner, frames, read_packets, write_packets};
-use crate::ndn::{PacketStream, QUEUE_PACKETS};
 use crate::request::{Origin, Rejected, Request, from_flow};
 use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;

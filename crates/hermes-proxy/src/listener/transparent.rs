@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_architecture::flow_requests::{Refusal, RequestedFlow};
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::Listener;
@@ -23,16 +24,13 @@ use hermes_net::Io;
 use hermes_net::nfqueue::{HeldPacket, PacketVerdict, QueueReader};
 use hermes_net::transparent::Interception;
 use hermes_wire::ip;
-use http::{HeaderMap, HeaderValue};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-use super::{CurrentListener, Ending, Ready, begin, open as open_session, trust_by_address};
-use crate::request::{Origin, Rejected, Request, from_flow};
-use crate::session::{self, DownstreamEnd, SessionOutcome, Tunnel, UpstreamEnd};
+use super::{CurrentListener, Ending, Ready, begin, open as open_session, requested_flow, trust_by_address};
+use crate::request::{Origin, Rejected, Request};
+use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
-use hermes_transport::error::Error;
-use hermes_transport::headers;
 use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
 use hermes_transport::stream::ByteStream;
@@ -281,47 +279,33 @@ async fn serve_held(worker: &Rc<Worker>, connection: &Rc<Connection>, mut syn: H
         return syn.decide(PacketVerdict::Accept);
     }
     let origin = Origin { worker, listener: &connection.listener, source: syn.flow.0, trust: &trust, secure: false };
-    let outcome = match request(&origin, Kind::Tcp, syn.flow.1) {
-        Ok(mut request) => {
-            request.connection = Some(connection.clone());
-            session::serve(worker, request).await
-        }
-        Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
-    };
-    let tunnel = match outcome {
-        SessionOutcome::Tunnel(tunnel) => tunnel,
-        SessionOutcome::Response(response) => {
-            let verdict = verdict(&syn.interceptor.interception, response.headers());
-            return syn.decide(verdict);
-        }
-    };
-    let Some(tcp) = syn.accepted().await else {
-        return abort(*tunnel);
-    };
-    drop(syn);
-    hermes_net::tcp::set_congestion(&tcp, connection.listener.congestion.as_deref());
-    session::relay(DownstreamEnd::Stream(ByteStream::io(Io::Plain(tcp), Bytes::new())), *tunnel).await;
+    let request = request(&origin, Kind::Tcp, syn.flow.1);
+    let flow = HeldConnection { syn, congestion: connection.listener.congestion.clone() };
+    requested_flow::serve(worker, connection, request, flow).await;
 }
 
-/// Ends a tunnel whose client did not complete its handshake: the far end gets a reset.
-fn abort(tunnel: Tunnel) {
-    let error = Error::ClientGone("the client did not complete its TCP handshake".to_owned());
-    tunnel.session.entry.fail(&error);
-    if let UpstreamEnd::Stream(mut far) = tunnel.far {
-        far.abort();
+/// A connection whose SYN is held.
+struct HeldConnection {
+    syn: HeldSyn,
+    congestion: Option<Arc<str>>,
+}
+
+impl RequestedFlow for HeldConnection {
+    async fn accept(mut self) -> Option<ByteStream> {
+        let tcp = self.syn.accepted().await?;
+        hermes_net::tcp::set_congestion(&tcp, self.congestion.as_deref());
+        Some(ByteStream::io(Io::Plain(tcp), Bytes::new()))
     }
-}
 
-/// Returns the verdict that tells a client why its connection failed. The error type of RFC 9209 names the cause. The
-/// first one is that of the last node.
-fn verdict(interception: &Interception, headers: &HeaderMap) -> PacketVerdict {
-    let status = headers.get(headers::PROXY_STATUS).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let cause = status.split("error=").nth(1).and_then(|rest| rest.split([';', ',', ' ']).next());
-    match cause {
-        // The far host is dark, and so are we: the client repeats its SYN.
-        Some("connection_timeout" | "http_response_timeout") => PacketVerdict::Drop,
-        Some("destination_ip_unroutable" | "destination_unavailable" | "dns_error") => interception.unreachable(),
-        _ => interception.refuse(),
+    fn refuse(mut self, refusal: Refusal) {
+        let interception = &self.syn.interceptor.interception;
+        let verdict = match refusal {
+            // The far host is dark, and so are we: the client repeats its SYN.
+            Refusal::Silent => PacketVerdict::Drop,
+            Refusal::Unreachable => interception.unreachable(),
+            Refusal::Refused => interception.refuse(),
+        };
+        self.syn.decide(verdict);
     }
 }
 
@@ -342,16 +326,10 @@ pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, read
     }
 }
 
-/// The request for an intercepted connection or flow: CONNECT or CONNECT-UDP to the address that the client used. It carries the client's
-/// own address and port, since the last node may connect with them.
+/// The request for an intercepted connection or flow, to the address that the client used.
 fn request<'a>(origin: &Origin<'_>, kind: Kind, destination: SocketAddr) -> Result<Request<'a>, Box<Rejected>> {
     let destination = SocketAddr::new(destination.ip().to_canonical(), destination.port());
-    let mut request = from_flow(origin, kind, &authority(destination), "")?;
-    let source = SocketAddr::new(origin.source.ip().to_canonical(), origin.source.port());
-    if let (Some(facts), Ok(value)) = (Rc::get_mut(&mut request.facts), HeaderValue::try_from(source.to_string())) {
-        facts.headers.insert(headers::SOURCE, value);
-    }
-    Ok(request)
+    requested_flow::request(origin, kind, &authority(destination))
 }
 
 fn authority(destination: SocketAddr) -> Authority {

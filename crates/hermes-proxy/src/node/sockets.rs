@@ -51,6 +51,7 @@ impl SocketKey {
             Transport::Quic => "quic",
             Transport::Dns => "dns",
             Transport::Ndn => "ndn",
+            Transport::Rina => "rina",
             Transport::Transparent => "transparent",
         };
         match &self.name {
@@ -69,6 +70,7 @@ impl fmt::Display for SocketKey {
             Transport::Quic => "UDP (HTTP/3)",
             Transport::Dns => "UDP (DNS)",
             Transport::Ndn => "UDP (NDN)",
+            Transport::Rina => "UDP (RINA)",
             Transport::Transparent => return f.write_str("an interception (TPROXY, NFQUEUE)"),
         };
         write!(f, "{} over {over}", self.bind)
@@ -82,6 +84,7 @@ pub(super) enum Socket {
     Quic(Arc<Group>, u8),
     Dns(std::net::UdpSocket),
     Ndn(std::net::UdpSocket),
+    Rina(std::net::UdpSocket),
     /// A worker's slot of an interception.
     Transparent(Arc<Interception>, usize),
 }
@@ -93,6 +96,7 @@ impl Socket {
             Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
             Transport::Dns => Socket::Dns(udp::listen(address)?),
             Transport::Ndn => Socket::Ndn(udp::listen(address)?),
+            Transport::Rina => Socket::Rina(udp::listen(address)?),
             Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(udp::listen(address)?),
         })
     }
@@ -103,6 +107,7 @@ impl Socket {
             Transport::Tcp => Socket::Tcp(fd.into()),
             Transport::Dns => Socket::Dns(fd.into()),
             Transport::Ndn => Socket::Ndn(fd.into()),
+            Transport::Rina => Socket::Rina(fd.into()),
             Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(fd.into()),
         }
     }
@@ -115,7 +120,12 @@ impl Socket {
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         match self {
             Socket::Quic(group, _) => Some(group),
-            Socket::Tcp(_) | Socket::Udp(_) | Socket::Dns(_) | Socket::Ndn(_) | Socket::Transparent(..) => None,
+            Socket::Tcp(_)
+            | Socket::Udp(_)
+            | Socket::Dns(_)
+            | Socket::Ndn(_)
+            | Socket::Rina(_)
+            | Socket::Transparent(..) => None,
         }
     }
 
@@ -126,7 +136,9 @@ impl Socket {
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
         match self {
             Socket::Tcp(socket) => socket.local_addr(),
-            Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) => socket.local_addr(),
+            Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) | Socket::Rina(socket) => {
+                socket.local_addr()
+            }
             Socket::Quic(group, _) => Ok(group.address()),
             Socket::Transparent(..) => Err(std::io::ErrorKind::AddrNotAvailable.into()),
         }
@@ -140,6 +152,7 @@ impl Socket {
             Socket::Quic(group, slot) => BoundSocket::Quic(group.clone(), *slot),
             Socket::Dns(socket) => BoundSocket::Dns(socket.try_clone()?),
             Socket::Ndn(socket) => BoundSocket::Ndn(socket.try_clone()?),
+            Socket::Rina(socket) => BoundSocket::Rina(socket.try_clone()?),
             Socket::Transparent(interception, slot) => BoundSocket::Transparent(interception.clone(), *slot),
         })
     }
@@ -164,7 +177,7 @@ impl Socket {
         let mut add = |label: String, fd: OwnedFd| all.push(LabelledFd { label, fd });
         match self {
             Socket::Tcp(socket) => add(label.to_owned(), socket.try_clone()?.into()),
-            Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) => {
+            Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) | Socket::Rina(socket) => {
                 add(label.to_owned(), socket.try_clone()?.into())
             }
             Socket::Quic(group, 0) => {

@@ -180,6 +180,7 @@ impl Explain {
             }
             ListenerProtocol::Tcp { authority } => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, authority)?),
             ListenerProtocol::Ndn(ndn) => (Kind::Tcp, self.fixed_authority(listener, Kind::Tcp, &ndn.authority)?),
+            ListenerProtocol::Rina(_) => (Kind::Tcp, self.named_authority(Kind::Tcp, false)?),
             ListenerProtocol::Udp { authority } => (Kind::Udp, self.fixed_authority(listener, Kind::Udp, authority)?),
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => (Kind::Ip, self.named_authority(Kind::Ip, false)?),
             ListenerProtocol::Dns(_) => {

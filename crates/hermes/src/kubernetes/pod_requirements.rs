@@ -145,7 +145,7 @@ fn sockets(listener: &Listener) -> impl Iterator<Item = (std::net::SocketAddr, &
     let transports: &[&'static str] = match listener.protocol {
         Protocol::Http if listener.http3 => &["TCP", "UDP"],
         Protocol::Http | Protocol::Tcp | Protocol::Socks5 => &["TCP"],
-        Protocol::Udp | Protocol::Ip => &["UDP"],
+        Protocol::Udp | Protocol::Ip | Protocol::Rina => &["UDP"],
         Protocol::Dns | Protocol::Ndn => &["TCP", "UDP"],
         Protocol::Tun | Protocol::Transparent => &[],
     };

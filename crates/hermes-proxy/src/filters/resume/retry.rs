@@ -16,8 +16,9 @@ use crate::filters::{self, NextHop};
 use crate::request::Request;
 use crate::service::forward::head::{HeadOverrides, HeadRewriter};
 use crate::service::forward::{Forward, is_idempotent};
-use crate::service::{respond, terminate};
+use crate::service::respond;
 use crate::worker::Worker;
+use hermes_architecture::dial_target;
 use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::{Delivery, SessionEntry};
@@ -116,7 +117,7 @@ pub(super) async fn send_again(
             filters::send_again(&forward, NextHop::Upstream(state)).await
         }
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. }) => {
-            let place = terminate::origin(&generation, terminate, &entry.facts, &route, &request.scheme)?;
+            let place = dial_target::origin(&generation, terminate, &entry.facts, &route, &request.scheme)?;
             let destination = place.destination(terminate, None);
             let hop = NextHop::Origin { destination: &destination, owner: generation.route_owner(&route) };
             filters::send_again(&forward, hop).await

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
+use hermes_architecture::ndn::waiting_interest::WaitingInterest;
 use hermes_cache::directives::{Directives, Scope};
 use hermes_model::authority::Authority;
 use hermes_model::snapshot::{Listener, Ndn};
@@ -24,7 +25,6 @@ use http::{HeaderMap, StatusCode};
 use http_body_util::BodyExt as _;
 
 use super::Face;
-use crate::ndn::WaitingInterest;
 use crate::request::{Origin, from_head};
 use crate::session::{self, SessionOutcome};
 use crate::worker::Worker;

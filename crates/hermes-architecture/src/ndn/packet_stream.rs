@@ -4,8 +4,6 @@
 //! packets for the face. Both ends of the overlay use it: the `ndn` listener, and the route that hands packets to a
 //! forwarder. A full queue stops the sender, so no packet is lost between them. Never: a change of a packet.
 
-pub(crate) mod link;
-
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
@@ -13,11 +11,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hermes_ndn::MAX_FRAME;
-use hermes_ndn::content_store::StoreLimits;
 use hermes_ndn::framing::PacketSplitter;
-use hermes_ndn::lp::LpPacket;
-use hermes_ndn::packet::Interest;
-use hermes_ndn::signature::Signer;
 use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 
@@ -25,27 +19,12 @@ use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::BoxedStream;
 
 /// Packets that wait in one direction of a session. With the longest ones, half a mebibyte.
-pub(crate) const QUEUE_PACKETS: usize = 64;
+pub const QUEUE_PACKETS: usize = 64;
 /// Bytes of packets that leave as one chunk.
 const MAX_CHUNK: usize = 32 << 10;
 
-/// The bounds of the HTTP content that a worker stores for consumers of NDN.
-pub(crate) const STORE_LIMITS: StoreLimits =
-    StoreLimits { bytes: 64 << 20, overhead: 1024, waiting: 4096, requests: 256, receiving: 64 << 20 };
-
-/// An Interest that waits for HTTP content.
-#[derive(Debug)]
-pub(crate) struct WaitingInterest {
-    pub(crate) to_face: mpsc::Sender<Bytes>,
-    /// `None` if the key of the listener cannot sign.
-    pub(crate) signer: Option<Rc<Signer>>,
-    pub(crate) interest: Interest,
-    /// The frame of the Interest.
-    pub(crate) packet: LpPacket,
-}
-
 /// The stream of a session whose other end is a face.
-pub(crate) struct PacketStream {
+pub struct PacketStream {
     from_face: mpsc::Receiver<Bytes>,
     to_face: PollSender<Bytes>,
     splitter: PacketSplitter,
@@ -54,7 +33,8 @@ pub(crate) struct PacketStream {
 }
 
 impl PacketStream {
-    pub(crate) fn new(from_face: mpsc::Receiver<Bytes>, to_face: mpsc::Sender<Bytes>) -> Self {
+    /// Returns the stream of a face's queues.
+    pub fn new(from_face: mpsc::Receiver<Bytes>, to_face: mpsc::Sender<Bytes>) -> Self {
         Self {
             from_face,
             to_face: PollSender::new(to_face),

@@ -20,8 +20,8 @@ use http::header::{CACHE_CONTROL, ETAG, HeaderName};
 use http::{HeaderValue, Method, Response, StatusCode};
 
 use super::face::{Face, connect_face};
-use crate::worker::Worker;
 use hermes_outbound::generation::Generation;
+use hermes_outbound::outbound::Outbound;
 use hermes_transport::body::{Body, ChannelSender, channel};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::SessionEntry;
@@ -64,8 +64,8 @@ impl TrustSchema {
 ///
 /// # Errors
 /// The path is no name, the method is another one, nobody answers, or a signature is not trusted.
-pub(crate) async fn serve(
-    worker: &Rc<Worker>,
+pub async fn serve(
+    worker: &Rc<Outbound>,
     generation: &Generation,
     entry: &Rc<SessionEntry>,
     config: &FaceConfig,
@@ -157,7 +157,7 @@ fn failure(error: TransferError, entry: &SessionEntry) -> Error {
 
 /// A fetch over a face.
 struct Transfer {
-    worker: Rc<Worker>,
+    worker: Rc<Outbound>,
     face: Face,
     fetch: Fetch,
     trust: TrustSchema,

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::{FaceUri, HostPort, Route};
 use hermes_ndn::MAX_PACKET;
 use hermes_ndn::lp::Fragmenter;
@@ -19,9 +20,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UdpSocket, UnixStream};
 use tokio::sync::mpsc;
 
-use crate::ndn::link::{FrameJoiner, frames, read_packets, write_packets};
-use crate::ndn::{PacketStream, QUEUE_PACKETS};
-use crate::worker::Worker;
+use super::link::{FrameJoiner, frames, read_packets, write_packets};
+use super::packet_stream::{PacketStream, QUEUE_PACKETS};
+use crate::{Architecture, Opening};
+use hermes_outbound::outbound::Outbound;
 use hermes_outbound::outbound::connect::{Destination, addresses, connect};
 use hermes_transport::error::{Error, NO_CONNECTION};
 use hermes_transport::runtime::session::SessionEntry;
@@ -33,18 +35,30 @@ pub(crate) struct Face {
     pub(crate) from_face: mpsc::Receiver<Bytes>,
 }
 
-/// Opens the stream of a session that carries packets.
-///
-/// # Errors
-/// The errors of [`connect_face`].
-pub(crate) async fn open(
-    worker: &Rc<Worker>,
-    entry: &SessionEntry,
-    uri: &FaceUri,
-    route: &Route,
-) -> Result<ByteStream, Error> {
-    let face = connect_face(worker, entry, uri, route).await?;
-    Ok(ByteStream::Boxed(Box::new(PacketStream::new(face.from_face, face.to_face))))
+/// NDN, as a route with `terminate: {ndn: ...}` uses it for sessions of packets.
+pub(crate) struct Ndn<'a> {
+    pub(crate) outbound: &'a Rc<Outbound>,
+    pub(crate) uri: &'a FaceUri,
+    pub(crate) route: &'a Route,
+}
+
+impl Architecture for Ndn<'_> {
+    fn keyword(&self) -> &'static str {
+        "ndn"
+    }
+
+    /// The names are in the packets.
+    fn reaches(&self, facts: &Facts) -> bool {
+        facts.kind == Kind::Tcp
+    }
+
+    /// Connects to the forwarder. The errors are those of [`connect_face`].
+    fn open<'a>(&'a self, entry: &'a SessionEntry) -> Opening<'a> {
+        Box::pin(async move {
+            let face = connect_face(self.outbound, entry, self.uri, self.route).await?;
+            Ok(ByteStream::Boxed(Box::new(PacketStream::new(face.from_face, face.to_face))))
+        })
+    }
 }
 
 /// Connects to a forwarder.
@@ -52,7 +66,7 @@ pub(crate) async fn open(
 /// # Errors
 /// The forwarder does not resolve, or refuses the connection.
 pub(crate) async fn connect_face(
-    worker: &Rc<Worker>,
+    worker: &Rc<Outbound>,
     entry: &SessionEntry,
     uri: &FaceUri,
     route: &Route,
@@ -96,7 +110,7 @@ fn destination<'a>(target: &'a HostPort, label: &'a Arc<str>) -> Destination<'a>
     }
 }
 
-fn over_stream(worker: &Rc<Worker>, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Face {
+fn over_stream(worker: &Rc<Outbound>, stream: impl AsyncRead + AsyncWrite + Unpin + 'static) -> Face {
     let (to_tunnel, from_face) = mpsc::channel(QUEUE_PACKETS);
     let (to_face, mut packets) = mpsc::channel(QUEUE_PACKETS);
     worker.spawn(async move {
@@ -114,7 +128,7 @@ fn over_stream(worker: &Rc<Worker>, stream: impl AsyncRead + AsyncWrite + Unpin 
     Face { to_face, from_face }
 }
 
-fn over_datagrams(worker: &Rc<Worker>, forwarder: SocketAddr) -> io::Result<Face> {
+fn over_datagrams(worker: &Rc<Outbound>, forwarder: SocketAddr) -> io::Result<Face> {
     let socket = udp::connect(forwarder)?;
     hermes_net::host::spare(&socket)?;
     let socket = Rc::new(UdpSocket::from_std(socket)?);
@@ -128,7 +142,7 @@ fn over_datagrams(worker: &Rc<Worker>, forwarder: SocketAddr) -> io::Result<Face
 
 /// Receives packets of the forwarder. While the tunnel has no room, datagrams wait in the kernel.
 async fn receive(
-    worker: Rc<Worker>,
+    worker: Rc<Outbound>,
     socket: Rc<UdpSocket>,
     to_tunnel: mpsc::Sender<Bytes>,
     to_face: mpsc::WeakSender<Bytes>,
@@ -163,7 +177,7 @@ async fn receive(
 }
 
 /// Sends packets to the forwarder until the tunnel has ended.
-async fn send(worker: Rc<Worker>, socket: Rc<UdpSocket>, mut packets: mpsc::Receiver<Bytes>, mtu: usize) {
+async fn send(worker: Rc<Outbound>, socket: Rc<UdpSocket>, mut packets: mpsc::Receiver<Bytes>, mtu: usize) {
     let mut fragmenter = Fragmenter::new(worker.random().1);
     while let Some(packet) = packets.recv().await {
         for frame in frames(&mut fragmenter, packet, mtu) {

@@ -19,20 +19,27 @@ use tokio::sync::mpsc;
 const READ_BYTES: usize = 64 << 10;
 
 /// The frames of a face over datagrams.
-pub(crate) struct FrameJoiner {
+pub struct FrameJoiner {
     reassembler: Reassembler,
 }
 
 /// The contents of a received datagram.
-pub(crate) struct ReceivedFrame {
+pub struct ReceivedFrame {
     /// A whole packet with the fields of the network layer.
-    pub(crate) packet: Option<LpPacket>,
+    pub packet: Option<LpPacket>,
     /// The frame to answer with, because the neighbour asked for an acknowledgement.
-    pub(crate) answer: Option<Bytes>,
+    pub answer: Option<Bytes>,
+}
+
+impl Default for FrameJoiner {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl FrameJoiner {
-    pub(crate) fn new() -> Self {
+    /// Returns a joiner without fragments.
+    pub fn new() -> Self {
         Self { reassembler: Reassembler::new(ReassemblyLimits::default()) }
     }
 
@@ -40,7 +47,7 @@ impl FrameJoiner {
     ///
     /// # Errors
     /// The datagram is no frame.
-    pub(crate) fn take(&mut self, datagram: Bytes, now: Duration) -> Result<ReceivedFrame, NdnError> {
+    pub fn take(&mut self, datagram: Bytes, now: Duration) -> Result<ReceivedFrame, NdnError> {
         let mut frame = LpPacket::decode(datagram)?;
         let tx_sequence = frame.tx_sequence.take();
         let answer = tx_sequence.map(|number| LpPacket { acks: vec![number], ..LpPacket::default() }.encode());
@@ -51,7 +58,7 @@ impl FrameJoiner {
 }
 
 /// Splits packets into frames of at most `mtu` bytes.
-pub(crate) fn frames(fragmenter: &mut Fragmenter, packet: Bytes, mtu: usize) -> Vec<Bytes> {
+pub fn frames(fragmenter: &mut Fragmenter, packet: Bytes, mtu: usize) -> Vec<Bytes> {
     if packet.len() <= mtu {
         return vec![packet];
     }
@@ -60,7 +67,7 @@ pub(crate) fn frames(fragmenter: &mut Fragmenter, packet: Bytes, mtu: usize) -> 
 }
 
 /// Reads packets from a stream until it ends, and gives each to `deliver`, which waits while there is no room.
-pub(crate) async fn read_packets(
+pub async fn read_packets(
     stream: &mut (impl AsyncRead + Unpin),
     mut deliver: impl AsyncFnMut(Bytes),
 ) -> io::Result<()> {
@@ -80,12 +87,12 @@ pub(crate) async fn read_packets(
 }
 
 /// Writes packets to a stream until the queue ends. Packets that wait together leave together.
-pub(crate) async fn write_packets(
+pub async fn write_packets(
     stream: &mut (impl AsyncWrite + Unpin),
     queue: &mut mpsc::Receiver<Bytes>,
 ) -> io::Result<()> {
     let mut packets = Vec::new();
-    while queue.recv_many(&mut packets, super::QUEUE_PACKETS).await > 0 {
+    while queue.recv_many(&mut packets, super::packet_stream::QUEUE_PACKETS).await > 0 {
         match packets.as_slice() {
             [only] => stream.write_all(only).await?,
             many => stream.write_all(&many.concat()).await?,
