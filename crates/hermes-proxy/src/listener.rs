@@ -390,6 +390,9 @@ async fn serve_connection(
             connection.set_stage(worker, Stage::Idle);
             Box::pin(tcp::serve(worker, connection, authority, ready)).await;
         }
+        ListenerProtocol::Transparent(transparent) if transparent.http => {
+            http::serve(worker, connection, ready).await;
+        }
         ListenerProtocol::Transparent(_) => {
             connection.set_stage(worker, Stage::Idle);
             Box::pin(transparent::serve(worker, connection, ready)).await;

@@ -301,6 +301,31 @@ fn a_connection_crosses_a_dif() {
     });
 }
 
+/// Each request of an intercepted connection has a route of its own.
+#[test]
+fn requests_of_a_connection_are_decided_one_by_one() {
+    on_a_path("transparent::http", async |path, overlay| {
+        let document = "
+listeners:
+- {name: web, protocol: transparent, capture: ['0.0.0.0/0', '::/0'], ports: 8000, http: true}
+routes:
+- {name: here, match: {authority: web.example, path: /here}, respond: {body: from the router}}
+- {name: denied, match: {path: /denied}, respond: {status: 403, body: no}}
+";
+        let _node = overlay.node("pep").document(document).within(&path.router).start().await.unwrap();
+        for server in ["10.2.0.2:8000", "[fd02::2]:8000"] {
+            let url = format!("http://{server}");
+            let curl = ["curl", "-sS", "--max-time", "5", "-H", "host: web.example"];
+            let urls = [format!("{url}/here"), format!("{url}/denied"), format!("{url}/other")];
+            let urls: Vec<&str> = urls.iter().flat_map(|url| ["-w", " %{http_code} %{num_connects}\n", url]).collect();
+            let said = path.client.output(&[&curl[..], &urls[..]].concat()).await.unwrap();
+            let lines: Vec<&str> = said.lines().collect();
+            assert_eq!(lines[..2], ["from the router 200 1", "no 403 0"], "{said}");
+            assert!(said.trim_end().ends_with(" 404 0"), "{said}");
+        }
+    });
+}
+
 /// The rules of a container host: published ports, masquerading, and a forward chain that drops by default.
 #[test]
 fn rules_of_a_container_host_and_ours_do_not_meet() {

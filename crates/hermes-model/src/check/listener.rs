@@ -112,6 +112,7 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     only("capture", !section.capture.is_empty(), tun || transparent, "protocol tun or transparent");
     only("ports", !section.ports.is_empty(), transparent, "protocol transparent");
     only("hold-syn", section.hold_syn.is_some(), transparent, "protocol transparent");
+    only("http", section.http, transparent, "protocol transparent");
     only("udp", section.udp, transparent, "protocol transparent");
     only("carry-names", section.carry_names != CarryNames::Packets, tun, "protocol tun");
     let dns = section.protocol == Protocol::Dns;
@@ -309,7 +310,17 @@ fn transparent(section: &section::Listener, at: &str, report: &mut Report) -> Tr
             format!("{rules} pairs of prefix and port; the maximum is {MAX_INTERCEPTION_RULES}; merge prefixes");
         report.problem(format!("{at}.capture"), message);
     }
-    Transparent { captures, ports, hold_syn: section.hold_syn.unwrap_or(true), udp: section.udp }
+    if section.http && section.hold_syn == Some(true) {
+        let message = "a SYN waits for a far connection, but each request of HTTP has its own; remove hold-syn";
+        report.problem(format!("{at}.hold-syn"), message);
+    }
+    Transparent {
+        captures,
+        ports,
+        hold_syn: section.hold_syn.unwrap_or(!section.http),
+        http: section.http,
+        udp: section.udp,
+    }
 }
 
 /// The target of a tunnel, which always has a port (RFC 9110, 9.3.6).

@@ -80,6 +80,9 @@ pub struct Listener {
     /// Whether a client's SYN is answered only when the far connection stands (`transparent`). Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold_syn: Option<bool>,
+    /// The connections carry HTTP (`transparent`).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub http: bool,
     /// Intercept UDP flows, too (`transparent`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub udp: bool,

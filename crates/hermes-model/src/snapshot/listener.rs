@@ -68,7 +68,9 @@ impl Listener {
     pub(crate) fn only_kind(&self) -> Option<Kind> {
         match &self.protocol {
             ListenerProtocol::Tcp { .. } | ListenerProtocol::Ndn(_) | ListenerProtocol::Rina(_) => Some(Kind::Tcp),
-            ListenerProtocol::Transparent(transparent) => (!transparent.udp).then_some(Kind::Tcp),
+            ListenerProtocol::Transparent(transparent) => {
+                (!transparent.udp && !transparent.http).then_some(Kind::Tcp)
+            }
             ListenerProtocol::Udp { .. } => Some(Kind::Udp),
             ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => None,
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => Some(Kind::Ip),
@@ -163,6 +165,8 @@ pub struct Transparent {
     pub ports: Vec<u16>,
     /// A client's SYN is answered only when the far connection stands.
     pub hold_syn: bool,
+    /// The connections carry HTTP: their requests become sessions.
+    pub http: bool,
     /// Intercept UDP flows, too: each becomes CONNECT-UDP to its destination address.
     pub udp: bool,
 }

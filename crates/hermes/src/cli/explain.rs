@@ -187,8 +187,9 @@ impl Explain {
                 bail!("listener {} only answers DNS queries; name another listener", listener.name)
             }
             ListenerProtocol::Transparent(transparent) => {
-                let kind = self.kind.unwrap_or(Kind::Tcp);
-                let is_taken = kind == Kind::Tcp || (kind == Kind::Udp && transparent.udp);
+                let of_connections = if transparent.http { Kind::Http } else { Kind::Tcp };
+                let kind = self.kind.unwrap_or(of_connections);
+                let is_taken = kind == of_connections || (kind == Kind::Udp && transparent.udp);
                 ensure!(is_taken, "--kind {kind}: listener {} does not intercept such sessions", listener.name);
                 (kind, self.named_authority(kind, false)?)
             }
