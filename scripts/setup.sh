@@ -22,6 +22,7 @@ need openssl openssl
 need h2load nghttp2-client
 need haproxy haproxy
 need nginx nginx
+[ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || missing+=(libnginx-mod-stream)
 need squid squid
 need python3 python3
 need wg wireguard-tools

@@ -10,6 +10,7 @@
 pub mod dial_target;
 pub mod flow_requests;
 pub mod ndn;
+pub mod race;
 pub mod rina;
 mod tcp;
 mod udp;
@@ -39,7 +40,8 @@ pub trait Architecture {
     fn reaches(&self, facts: &Facts) -> bool;
 
     /// Opens a flow to the destination of a session. The flow stands when the future is ready: a client may then learn
-    /// that it is connected (fate sharing). Dropping the future ends the attempt.
+    /// that it is connected (fate sharing). Dropping the future ends the attempt. The session names the peer when the
+    /// attempt begins and when the flow stands.
     ///
     /// # Errors
     /// The destination refuses, is unreachable or does not answer within `timeout.connect` of the route.
@@ -52,12 +54,26 @@ pub struct Environment<'a> {
     pub outbound: &'a Rc<Outbound>,
     /// The IPC processes of the worker.
     pub processes: &'a rina::IpcProcesses,
+    /// What the worker knows of races.
+    pub standings: &'a race::Standings,
 }
 
 /// Returns the architecture that carries the bytes of a route's sessions. `None`: its action is another one.
 pub fn of_route<'a>(environment: &Environment<'a>, route: &'a Route) -> Option<Box<dyn Architecture + 'a>> {
+    of_action(environment, route, &route.action)
+}
+
+fn of_action<'a>(
+    environment: &Environment<'a>,
+    route: &'a Route,
+    action: &'a Action,
+) -> Option<Box<dyn Architecture + 'a>> {
     let outbound = environment.outbound;
-    match &route.action {
+    match action {
+        Action::Race(all) => {
+            let alternatives = all.iter().filter_map(|action| of_action(environment, route, action)).collect();
+            Some(Box::new(race::Race { outbound, standings: environment.standings, alternatives, route }))
+        }
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }) => {
             Some(Box::new(tcp::Tcp { outbound, terminate, route }))
         }

@@ -112,7 +112,9 @@ impl Architecture for Rina<'_> {
             let within = self.route.timeout.connect;
             let late = |missing| Error::ConnectTimeout { peer: label.clone(), missing, after: within };
             let opened = tokio::time::timeout(within, self.allocate(entry, &label)).await;
-            opened.map_err(|_| late(NO_CONNECTION))?
+            let stream = opened.map_err(|_| late(NO_CONNECTION))??;
+            *entry.peer.borrow_mut() = Some(label);
+            Ok(stream)
         })
     }
 }

@@ -40,6 +40,7 @@ impl Architecture for Tcp<'_> {
                 ..place.destination(self.terminate, self.terminate.proxy_protocol.then_some(entry.facts.source))
             };
             let io = connect(self.outbound, &destination, self.route.timeout.connect).await?;
+            *entry.peer.borrow_mut() = Some(place.label.clone());
             Ok(ByteStream::io(io, Bytes::new()))
         })
     }

@@ -2,12 +2,16 @@
 //!
 //! In: the binary. Out: a JSON file with every round, and a table. Client, router and server are namespaces. All
 //! contenders run at once and are measured in turns: each has a port of the server, except the proxies with a port of
-//! their own. The minimal splitter stands for the paper's user-space PEP: a thread for each direction.
+//! their own (`contenders`). The minimal splitter stands for the paper's user-space PEP: a thread for each direction.
+//! `paths` has transfers over slow and over lossy paths.
+
+mod contenders;
+mod paths;
 
 use std::{
     collections::BTreeMap,
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -15,12 +19,12 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use hermes_testkit::{
-    limits::raise_open_files,
-    netns::Namespace,
-    process::{Port, Program, Running},
-};
+use hermes_testkit::{limits::raise_open_files, netns::Namespace};
 use serde::Serialize;
+
+use self::contenders::{
+    content_path, publish, serve, serve_flows, split, start_egress, start_haproxy, start_nginx, start_router,
+};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
 const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 1);
@@ -30,14 +34,27 @@ const SERVER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
 const DIRECT_PORT: u16 = 8000;
 const SPLIT_PORT: u16 = 8001;
 const HELD_PORT: u16 = 8002;
+/// Intercepted, too: RINA to an application of the server, RINA to a node on the server, NDN.
+const NATIVE_PORT: u16 = 8003;
+const FLOW_PORT: u16 = 8004;
+const NAMED_PORT: u16 = 8005;
 /// The ports of the other splitters on the router.
 const SPLITTER_PORT: u16 = 9001;
 const HAPROXY_PORT: u16 = 9002;
+const NGINX_PORT: u16 = 9003;
+/// The UDP ports of the server: an application of the DIF and a producer of NDN, and a node of the DIF.
+const APPLICATION_PORT: u16 = 4000;
+const PRODUCER_PORT: u16 = 6363;
+const EGRESS_PORT: u16 = 4001;
 /// The sizes of Figure 5, in bytes.
 const SIZES: [u64; 6] = [1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20, 256 << 20];
 /// The transfer of Figure 6.
 const BULK: u64 = 4 << 30;
 const BUFFER: usize = 256 << 10;
+/// The sizes of NDN content, and the largest transfers over RINA and NDN.
+const NAMED_SIZES: [u64; 6] = [0, 1 << 10, 16 << 10, 256 << 10, 4 << 20, MAX_NAMED_BYTES];
+const MAX_NAMED_BYTES: u64 = 64 << 20;
+const MAX_FLOW_BYTES: u64 = 256 << 20;
 
 /// The options of the benchmark.
 #[derive(Debug, Clone, Args)]
@@ -57,14 +74,30 @@ pub(crate) struct PepOptions {
     /// Transfers of 4 GiB for each contender; 0 leaves them out.
     #[arg(long, default_value_t = 3)]
     transfers: usize,
+    /// Turns segmentation offload off: each frame passes the network stack alone.
+    #[arg(long)]
+    no_offload: bool,
+    /// Transfers over each slow or lossy path for each contender; 0 leaves them out.
+    #[arg(long, default_value_t = 3)]
+    path_transfers: usize,
 }
 
 /// A path from the client to the server.
 struct Target {
     name: &'static str,
     address: SocketAddr,
-    /// The process to which its CPU time counts.
+    /// The process to which its CPU time counts. `None`: none, or that of the benchmark, which does other work too.
     pid: Option<u32>,
+    /// The name of content in requests is that of NDN.
+    is_named: bool,
+    /// Larger transfers are left out.
+    max_bytes: u64,
+}
+
+impl Target {
+    fn new(name: &'static str, address: (Ipv4Addr, u16), pid: Option<u32>) -> Self {
+        Self { name, address: address.into(), pid, is_named: false, max_bytes: u64::MAX }
+    }
 }
 
 /// The figures of one contender.
@@ -84,7 +117,10 @@ struct Figures {
 struct Report {
     rounds: usize,
     pause_ms: u64,
+    segmentation_offload: bool,
     contenders: BTreeMap<&'static str, Figures>,
+    /// By path and contender: seconds of each transfer.
+    paths: BTreeMap<&'static str, paths::PathFigures>,
 }
 
 /// Runs the measurements.
@@ -96,8 +132,15 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
     std::fs::create_dir_all(&options.out)?;
     let dir = tempfile::tempdir()?;
     let [client, router, server] = [Namespace::new()?, Namespace::new()?, Namespace::new()?];
-    client.join(CLIENT, &router, ROUTER)?;
-    router.join(ROUTER_BY_SERVER, &server, SERVER)?;
+    let [of_client, router_by_client] = client.join(CLIENT, &router, ROUTER)?;
+    let [router_by_server, of_server] = router.join(ROUTER_BY_SERVER, &server, SERVER)?;
+    if options.no_offload {
+        for (namespace, device) in
+            [(&client, &of_client), (&router, &router_by_client), (&router, &router_by_server), (&server, &of_server)]
+        {
+            namespace.ip(&["link", "set", "dev", device, "gso_max_segs", "1"])?;
+        }
+    }
     client.ip(&["route", "add", "default", "via", &ROUTER.to_string()])?;
     server.ip(&["route", "add", "default", "via", &ROUTER_BY_SERVER.to_string()])?;
     router.sysctl("net/ipv4/ip_forward", "1")?;
@@ -105,50 +148,37 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
     serving.into_iter().try_for_each(|port| in_namespace(&server, move || serve((SERVER, port).into())))?;
     in_namespace(&router, || split((ROUTER, SPLITTER_PORT).into(), (SERVER, DIRECT_PORT).into()))?;
     let haproxy = start_haproxy(&router, dir.path())?;
-    let hermes = start_hermes(options, &router, dir.path())?;
-    let (own, ours) = (Some(std::process::id()), Some(hermes.pid()));
-    let target = |name, address: (Ipv4Addr, u16), pid| Target { name, address: address.into(), pid };
+    let nginx = start_nginx(&router, dir.path())?;
+    in_namespace(&server, serve_flows)?;
+    in_namespace(&server, || publish(&NAMED_SIZES))?;
+    let _egress = start_egress(&options.hermes, &server, dir.path())?;
+    let hermes = start_router(&options.hermes, &router, dir.path())?;
+    let ours = Some(hermes.pid());
     let targets = vec![
-        target("direct", (SERVER, DIRECT_PORT), None),
-        target("splitter", (ROUTER, SPLITTER_PORT), own),
-        target("haproxy", (ROUTER, HAPROXY_PORT), Some(haproxy.pid())),
-        target("hermes", (SERVER, SPLIT_PORT), ours),
-        target("hermes-held", (SERVER, HELD_PORT), ours),
+        Target::new("direct", (SERVER, DIRECT_PORT), None),
+        Target::new("splitter", (ROUTER, SPLITTER_PORT), None),
+        Target::new("haproxy", (ROUTER, HAPROXY_PORT), Some(haproxy.pid())),
+        Target::new("nginx", (ROUTER, NGINX_PORT), Some(nginx.pid())),
+        Target::new("hermes", (SERVER, SPLIT_PORT), ours),
+        Target::new("hermes-held", (SERVER, HELD_PORT), ours),
+        Target { max_bytes: MAX_FLOW_BYTES, ..Target::new("hermes-rina", (SERVER, NATIVE_PORT), ours) },
+        Target { max_bytes: MAX_FLOW_BYTES, ..Target::new("hermes-rina-tcp", (SERVER, FLOW_PORT), ours) },
+        Target { max_bytes: MAX_NAMED_BYTES, is_named: true, ..Target::new("hermes-ccn", (SERVER, NAMED_PORT), ours) },
     ];
     let measuring = options.clone();
     let contenders = in_namespace_to_end(&client, move || measure(&measuring, &targets))??;
-    let report = Report { rounds: options.rounds, pause_ms: options.pause_ms, contenders };
+    drop((haproxy, nginx, hermes));
+    let paths = paths::measure(options, dir.path())?;
+    let report = Report {
+        rounds: options.rounds,
+        pause_ms: options.pause_ms,
+        segmentation_offload: !options.no_offload,
+        contenders,
+        paths,
+    };
     print_table(&report);
-    let file = options.out.join("pep.json");
+    let file = options.out.join(if options.no_offload { "pep-no-offload.json" } else { "pep.json" });
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n").context(file.display().to_string())
-}
-
-fn start_haproxy(router: &Namespace, dir: &std::path::Path) -> Result<Running> {
-    let config = format!(
-        "global\n  nbthread 2\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n  \
-         option splice-auto\nlisten pep\n  bind {ROUTER}:{HAPROXY_PORT}\n  server s {SERVER}:{DIRECT_PORT}\n"
-    );
-    let file = dir.join("haproxy.cfg");
-    std::fs::write(&file, config)?;
-    let program = Program::new("haproxy", "haproxy", dir).args(["-db", "-f"]).args([&file]).within(Some(router));
-    let mut running = program.start()?;
-    running.wait_listening(&[Port::Tcp(HAPROXY_PORT)], Duration::from_secs(10))?;
-    Ok(running)
-}
-
-fn start_hermes(options: &PepOptions, router: &Namespace, dir: &std::path::Path) -> Result<Running> {
-    let document = format!(
-        "node: pep\nadmin: 127.0.0.1:9900\naccess-log: /dev/null\nlisteners:\n\
-         - {{name: split, protocol: transparent, capture: [0.0.0.0/0], ports: [{SPLIT_PORT}], hold-syn: false}}\n\
-         - {{name: held, protocol: transparent, capture: [0.0.0.0/0], ports: [{HELD_PORT}]}}\n\
-         routes:\n- {{name: pep, match: {{kind: tcp}}, terminate: {{tcp: original, source: client}}}}\n"
-    );
-    let file = dir.join("pep.yaml");
-    std::fs::write(&file, document)?;
-    let program = Program::new("hermes", &options.hermes, dir).args(["proxy", "--config"]).args([&file]);
-    let mut running = program.within(Some(router)).start()?;
-    running.wait_listening(&[Port::Tcp(9900)], Duration::from_secs(10))?;
-    Ok(running)
 }
 
 /// Runs a function on a thread inside a namespace. Threads that the function starts stay there and keep serving.
@@ -164,81 +194,10 @@ pub(crate) fn in_namespace_to_end<T: Send>(namespace: &Namespace, work: impl FnO
     })
 }
 
-/// Serves requests at an address: HEAD with a head, `GET /BYTES` with so many bytes. Threads inherit the namespace.
-fn serve(address: SocketAddr) -> Result<()> {
-    let listener = TcpListener::bind(address).with_context(|| address.to_string())?;
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            thread::spawn(move || serve_one(stream));
-        }
-    });
-    Ok(())
-}
-
-fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    let zeros = vec![0; BUFFER];
-    while let Some(head) = read_head(&mut stream)? {
-        let bytes: u64 = head.split(['/', ' ']).nth(2).and_then(|size| size.parse().ok()).unwrap_or_default();
-        write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n")?;
-        let mut left = if head.starts_with("GET") { bytes } else { 0 };
-        while left > 0 {
-            let part = left.min(BUFFER as u64);
-            stream.write_all(&zeros[..part as usize])?;
-            left -= part;
-        }
-    }
-    Ok(())
-}
-
-/// Reads up to the end of a head; `None` at the end of the connection. Heads come one at a time.
-fn read_head(stream: &mut TcpStream) -> std::io::Result<Option<String>> {
-    let mut head = Vec::new();
-    let mut buffer = [0; 4096];
-    while !head.ends_with(b"\r\n\r\n") {
-        let read = stream.read(&mut buffer)?;
-        if read == 0 {
-            return Ok(None);
-        }
-        head.extend_from_slice(&buffer[..read]);
-    }
-    Ok(Some(String::from_utf8_lossy(&head).into_owned()))
-}
-
-/// The minimal splitter: a connection for each one that it accepts, and two threads that copy.
-fn split(address: SocketAddr, to: SocketAddr) -> Result<()> {
-    let listener = TcpListener::bind(address)?;
-    thread::spawn(move || {
-        for client in listener.incoming().flatten() {
-            thread::spawn(move || split_one(client, to));
-        }
-    });
-    Ok(())
-}
-
-fn split_one(client: TcpStream, to: SocketAddr) -> std::io::Result<()> {
-    let server = TcpStream::connect(to)?;
-    client.set_nodelay(true)?;
-    server.set_nodelay(true)?;
-    let (client_too, server_too) = (client.try_clone()?, server.try_clone()?);
-    thread::spawn(move || copy(client_too, server_too));
-    copy(server, client)
-}
-
-fn copy(mut from: TcpStream, mut to: TcpStream) -> std::io::Result<()> {
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let read = from.read(&mut buffer)?;
-        if read == 0 {
-            return to.shutdown(std::net::Shutdown::Write);
-        }
-        to.write_all(&buffer[..read])?;
-    }
-}
-
 /// Sends a request, and reads its answer.
-fn ask(stream: &mut TcpStream, method: &str, bytes: u64, buffer: &mut [u8]) -> Result<()> {
-    stream.write_all(format!("{method} /{bytes} HTTP/1.1\r\nhost: server\r\n\r\n").as_bytes())?;
+fn ask(target: &Target, stream: &mut TcpStream, method: &str, bytes: u64, buffer: &mut [u8]) -> Result<()> {
+    let path = if target.is_named { content_path(bytes) } else { format!("/{bytes}") };
+    stream.write_all(format!("{method} {path} HTTP/1.1\r\nhost: server\r\n\r\n").as_bytes())?;
     let (mut head, mut found) = (Vec::new(), None);
     while found.is_none() {
         let read = stream.read(buffer)?;
@@ -246,14 +205,31 @@ fn ask(stream: &mut TcpStream, method: &str, bytes: u64, buffer: &mut [u8]) -> R
         head.extend_from_slice(&buffer[..read]);
         found = head.windows(4).position(|window| window == b"\r\n\r\n").map(|at| at + 4);
     }
-    let mut received = (head.len() - found.unwrap_or_default()) as u64;
-    while method == "GET" && received < bytes {
+    let mut body = head.split_off(found.unwrap_or_default());
+    let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+    ensure!(head.starts_with("http/1.1 200"), "{}: {head}", target.name);
+    if method != "GET" {
+        return Ok(());
+    }
+    // Content consists of zeros, so these bytes occur only at the end.
+    let is_chunked = head.contains("transfer-encoding: chunked");
+    let is_complete = |received: u64, tail: &[u8]| {
+        if is_chunked { tail.ends_with(b"\r\n0\r\n\r\n") } else { received >= bytes }
+    };
+    let mut received = body.len() as u64;
+    while !is_complete(received, &body) {
         let read = stream.read(buffer)?;
         ensure!(read > 0, "the connection ended after {received} bytes");
         received += read as u64;
+        body.extend_from_slice(&buffer[read.saturating_sub(TAIL)..read]);
+        body.drain(..body.len().saturating_sub(TAIL));
     }
+    ensure!(received >= bytes, "{}: {received} of {bytes} bytes", target.name);
     Ok(())
 }
+
+/// Bytes at the end of a chunked body.
+const TAIL: usize = 7;
 
 fn connect(target: &Target) -> Result<TcpStream> {
     let stream = TcpStream::connect(target.address).with_context(|| target.name)?;
@@ -273,11 +249,11 @@ fn measure(options: &PepOptions, targets: &[Target]) -> Result<BTreeMap<&'static
         }
     }
     for transfer in 0..options.transfers {
-        for target in targets {
+        for target in targets.iter().filter(|target| target.max_bytes >= BULK) {
             eprintln!("pep: transfer {} of {}, {}", transfer + 1, options.transfers, target.name);
             let mut stream = connect(target)?;
             let (cpu, began) = (target.pid.map_or(Ok(0.0), cpu_of)?, Instant::now());
-            ask(&mut stream, "GET", BULK, &mut buffer)?;
+            ask(target, &mut stream, "GET", BULK, &mut buffer)?;
             let (seconds, cpu) = (began.elapsed().as_secs_f64(), target.pid.map_or(Ok(0.0), cpu_of)? - cpu);
             let figures = all.entry(target.name).or_default();
             figures.bulk_gbit_s.push(BULK as f64 * 8e-9 / seconds);
@@ -292,21 +268,21 @@ fn requests(options: &PepOptions, target: &Target, figures: &mut Figures, buffer
     let pause = Duration::from_millis(options.pause_ms);
     let ms = |began: Instant| began.elapsed().as_secs_f64() * 1e3;
     let mut kept = connect(target)?;
-    ask(&mut kept, "HEAD", 0, buffer)?;
+    ask(target, &mut kept, "HEAD", 0, buffer)?;
     for _ in 0..10 {
         wait(pause);
         let began = Instant::now();
-        ask(&mut kept, "HEAD", 0, buffer)?;
+        ask(target, &mut kept, "HEAD", 0, buffer)?;
         figures.persistent_ms.push(ms(began));
         wait(pause);
         let began = Instant::now();
         let mut fresh = connect(target)?;
-        ask(&mut fresh, "HEAD", 0, buffer)?;
+        ask(target, &mut fresh, "HEAD", 0, buffer)?;
         figures.non_persistent_ms.push(ms(began));
     }
-    for size in SIZES {
+    for size in SIZES.into_iter().filter(|size| *size <= target.max_bytes) {
         let began = Instant::now();
-        ask(&mut kept, "GET", size, buffer)?;
+        ask(target, &mut kept, "GET", size, buffer)?;
         figures.get_ms.entry(size).or_default().push(ms(began));
     }
     Ok(())
@@ -335,7 +311,9 @@ pub(crate) fn mean_and_median(values: &[f64]) -> (f64, f64) {
 }
 
 fn print_table(report: &Report) {
-    println!("contender     P ms: mean median   NP ms: mean median   1 KB..256 MB ms (median)   4 GiB: Gbit/s  CPU s");
+    println!(
+        "contender        P ms: mean median   NP ms: mean median   1 KB..256 MB ms (median)   4 GiB: Gbit/s  CPU s"
+    );
     for (name, figures) in &report.contenders {
         let (persistent, fresh) =
             (mean_and_median(&figures.persistent_ms), mean_and_median(&figures.non_persistent_ms));
@@ -343,12 +321,18 @@ fn print_table(report: &Report) {
             figures.get_ms.values().map(|times| format!("{:.2}", mean_and_median(times).1)).collect();
         let (rate, cpu) = (mean_and_median(&figures.bulk_gbit_s).1, mean_and_median(&figures.bulk_cpu_s).1);
         println!(
-            "{name:12} {:9.3} {:7.3} {:13.3} {:7.3}   {}   {rate:.1} {cpu:.2}",
+            "{name:15} {:9.3} {:7.3} {:13.3} {:7.3}   {}   {rate:.1} {cpu:.2}",
             persistent.0,
             persistent.1,
             fresh.0,
             fresh.1,
             sizes.join(" ")
         );
+    }
+    for (path, figures) in &report.paths {
+        for (name, seconds) in &figures.seconds {
+            let median = mean_and_median(seconds).1;
+            println!("{path}: {name:12} {} MB in {median:.2} s", figures.bytes >> 20);
+        }
     }
 }

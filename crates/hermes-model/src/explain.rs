@@ -291,7 +291,12 @@ fn describe_header(matcher: &Matcher, at: usize, facts: &Facts) -> String {
 }
 
 fn action(route: &Route) -> String {
-    match &route.action {
+    let all: Vec<String> = route.action.alternatives().iter().map(one_action).collect();
+    all.join("; or ")
+}
+
+fn one_action(action: &Action) -> String {
+    match action {
         Action::Upstream(upstream) => {
             let list = |all: &[Endpoint]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
             let backup = match &*upstream.backup {
@@ -317,6 +322,8 @@ fn action(route: &Route) -> String {
         Action::Rina(rina) => {
             format!("request a flow of {} in DIF {}", rina.neighbour, rina.membership.dif)
         }
+        // A race has no races.
+        Action::Race(_) => String::new(),
         Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),
     }

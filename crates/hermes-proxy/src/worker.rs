@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use hermes_architecture::Environment;
 use hermes_architecture::ndn::waiting_interest::{STORE_LIMITS, WaitingInterest};
+use hermes_architecture::race::Standings;
 use hermes_architecture::rina::IpcProcesses;
 use hermes_cache::registry::CacheRegistry;
 use hermes_custody::service::CustodyService;
@@ -54,6 +55,8 @@ pub(crate) struct Worker {
     pub(crate) ndn_content: RefCell<ContentStore<WaitingInterest>>,
     /// The IPC processes through which routes request flows of RINA.
     pub(crate) ipc_processes: IpcProcesses,
+    /// What is known of the destinations that routes race.
+    pub(crate) standings: Standings,
     /// Requests of routes with `resume` that wait for a retry.
     pub(crate) resume_pending: Arc<Shares>,
 }
@@ -75,12 +78,13 @@ impl Worker {
             quic_handshakes: Cell::default(),
             ndn_content: RefCell::new(ContentStore::new(STORE_LIMITS)),
             ipc_processes: IpcProcesses::default(),
+            standings: Standings::default(),
             resume_pending: Arc::default(),
         }
     }
 
     /// What architectures beyond this node need.
     pub(crate) fn environment(&self) -> Environment<'_> {
-        Environment { outbound: &self.outbound, processes: &self.ipc_processes }
+        Environment { outbound: &self.outbound, processes: &self.ipc_processes, standings: &self.standings }
     }
 }

@@ -26,6 +26,14 @@ pub struct RinaApplication {
     buffer: BytesMut,
 }
 
+/// A request that is being read, or the rest of its response.
+#[derive(Default)]
+struct Exchange {
+    request: Vec<u8>,
+    head: Bytes,
+    zeros: u64,
+}
+
 impl RinaApplication {
     /// Binds a socket. `key` is that of the DIF; empty if it has none.
     ///
@@ -100,6 +108,57 @@ impl RinaApplication {
                     }
                 }
                 Event::Closed { flow, .. } => drop(unsent.remove(&flow)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Accepts every flow for this application and answers its requests, each of which ends with an empty line. `answer`
+    /// returns the head of a response and the number of zeros after it. Never returns.
+    pub async fn respond(mut self, application: &str, answer: impl Fn(&str) -> (String, u64)) {
+        let zeros = Bytes::from(vec![0; 256 << 10]);
+        let mut exchanges: HashMap<FlowId, Exchange> = HashMap::new();
+        loop {
+            let event = self.next_event().await;
+            let now = self.now();
+            match event {
+                Event::FlowRequested { flow, request, .. } if request.destination.process == application => {
+                    let _ = self.dif.accept(now, flow);
+                    exchanges.insert(flow, Exchange::default());
+                }
+                Event::FlowRequested { flow, .. } => {
+                    let _ = self.dif.refuse(now, flow, Reason::NotFound);
+                }
+                Event::Readable { flow } | Event::Writable { flow } => {
+                    let Some(exchange) = exchanges.get_mut(&flow) else { continue };
+                    loop {
+                        if exchange.head.is_empty() && exchange.zeros > 0 {
+                            let part = exchange.zeros.min(zeros.len() as u64);
+                            exchange.head = zeros.slice(..usize::try_from(part).unwrap_or_default());
+                            exchange.zeros -= part;
+                        }
+                        if !exchange.head.is_empty() {
+                            if self.dif.write(now, flow, &mut exchange.head).is_err() || !exchange.head.is_empty() {
+                                break;
+                            }
+                            continue;
+                        }
+                        match self.dif.read(now, flow, MAX_DATAGRAM) {
+                            Ok(Read::Bytes(read)) => exchange.request.extend_from_slice(&read),
+                            Ok(Read::End) => {
+                                let _ = self.dif.finish(now, flow);
+                                break;
+                            }
+                            Ok(Read::Blocked) | Err(_) => break,
+                        }
+                        if exchange.request.ends_with(b"\r\n\r\n") {
+                            let (head, zeros) = answer(&String::from_utf8_lossy(&exchange.request));
+                            (exchange.head, exchange.zeros) = (head.into(), zeros);
+                            exchange.request.clear();
+                        }
+                    }
+                }
+                Event::Closed { flow, .. } => drop(exchanges.remove(&flow)),
                 _ => {}
             }
         }

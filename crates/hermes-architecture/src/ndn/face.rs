@@ -56,6 +56,7 @@ impl Architecture for Ndn<'_> {
     fn open<'a>(&'a self, entry: &'a SessionEntry) -> Opening<'a> {
         Box::pin(async move {
             let face = connect_face(self.outbound, entry, self.uri, self.route).await?;
+            *entry.peer.borrow_mut() = Some(label(self.uri, self.route));
             Ok(ByteStream::Boxed(Box::new(PacketStream::new(face.from_face, face.to_face))))
         })
     }
@@ -71,7 +72,7 @@ pub(crate) async fn connect_face(
     uri: &FaceUri,
     route: &Route,
 ) -> Result<Face, Error> {
-    let label: Arc<str> = Arc::from(format!("{}/{uri}", route.name));
+    let label = label(uri, route);
     *entry.peer.borrow_mut() = Some(label.clone());
     let within = route.timeout.connect;
     let failed = |source| Error::no_connection(&worker.shared.metrics, &label, source);
@@ -93,6 +94,10 @@ pub(crate) async fn connect_face(
             Ok(over_stream(worker, connected.map_err(|_| late(NO_CONNECTION))?.map_err(failed)?))
         }
     }
+}
+
+fn label(uri: &FaceUri, route: &Route) -> Arc<str> {
+    Arc::from(format!("{}/{uri}", route.name))
 }
 
 fn destination<'a>(target: &'a HostPort, label: &'a Arc<str>) -> Destination<'a> {

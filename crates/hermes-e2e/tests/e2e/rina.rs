@@ -267,3 +267,66 @@ async fn garbage_and_forged_enrolments_leave_nothing() {
     let grown = pair.far.memory().unwrap().saturating_sub(before);
     assert!(grown < 8 << 20, "{grown} bytes");
 }
+
+const RACING: &str = "
+workers: 1
+listeners:
+- {name: in, bind: '127.0.0.1:0', protocol: tcp, authority: '$TARGET'}
+routes:
+- name: over
+  match: {kind: tcp}
+  timeout: {connect: 5s}
+  terminate: {race: [{rina: '$FAR', dif: backbone, dif-key: '$KEY'}, {tcp: '$TCP'}]}
+";
+
+/// Serves each connection with a word.
+fn greeter(word: &'static str) -> Origin {
+    let serve = move |mut stream: TcpStream| async move {
+        let _ = stream.write_all(word.as_bytes()).await;
+        let _ = stream.shutdown().await;
+    };
+    Origin::accepting(origin::listen("127.0.0.1:0".parse().unwrap()).unwrap(), serve).unwrap()
+}
+
+async fn greeting(node: &Node) -> String {
+    let mut word = String::new();
+    TcpStream::connect(node.address("in")).await.unwrap().read_to_string(&mut word).await.unwrap();
+    word
+}
+
+/// A neighbour that vanishes costs one head start; later flows go over TCP at once.
+#[tokio::test]
+async fn a_race_falls_back_where_an_architecture_fails() {
+    let (by_rina, by_tcp) = (greeter("rina"), greeter("tcp"));
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut far = far(&overlay, "127.0.0.1:0").await;
+    let to = far.address("dif");
+    let draft = overlay.node("near").document(RACING).with("TARGET", by_rina.address()).with("FAR", to);
+    let draft = draft.with("TCP", by_tcp.address()).with("KEY", key_file(&overlay, "near.key", KEY));
+    let near = draft.start().await.unwrap();
+    // The first session is a heat; after it, the first of the list is preferred.
+    greeting(&near).await;
+    assert_eq!(greeting(&near).await, "rina");
+    let key = key_file(&overlay, "other.key", "the key of another DIF altogether");
+    far.reload(&format!("{FAR}\n# Another key."), &[("KEY", key), ("BIND", "127.0.0.1:0".to_owned())]).await.unwrap();
+    assert_eq!(greeting(&near).await, "tcp");
+    let record =
+        near.record(|record| record["endpoint"].as_str().is_some_and(|one| one.contains(&to.to_string()))).await;
+    assert_eq!(record["status"], 200);
+    near.record(|record| record["endpoint"] == format!("over/{}", by_tcp.address())).await;
+}
+
+#[tokio::test]
+async fn a_race_without_a_winner_fails_as_its_preferred_architecture() {
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let closed = held.local_addr().unwrap();
+    let overlay = Overlay::new(hermes()).unwrap();
+    let far = far(&overlay, "127.0.0.1:0").await;
+    let draft = overlay.node("near").document(RACING).with("TARGET", closed).with("FAR", far.address("dif"));
+    let near = draft.with("TCP", closed).with("KEY", key_file(&overlay, "near.key", KEY)).start().await.unwrap();
+    let mut client = TcpStream::connect(near.address("in")).await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    let record = near.record(|record| record["listener"] == "in").await;
+    assert!(record["reason"].as_str().unwrap().ends_with("the destination refused"), "{record}");
+}

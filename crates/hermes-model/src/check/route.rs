@@ -20,6 +20,9 @@ use crate::snapshot::{
 
 const ACTIONS: &str = "upstream, terminate, respond, redirect";
 
+/// Maximum number of destinations of a race.
+const MAX_RACE: usize = 4;
+
 /// Maximum body of `respond`, in bytes. An origin should serve larger ones.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
 
@@ -148,6 +151,9 @@ fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Opt
 }
 
 fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
+    if !section.race.is_empty() {
+        return build_race(section, at, names, report);
+    }
     let dials = section.tcp.is_some() || section.udp.is_some() || section.http.is_some();
     let written = [section.ndn.is_some(), section.tun.is_some(), section.rina.is_some()];
     if dials || written.into_iter().filter(|is| *is).count() != 1 {
@@ -167,6 +173,33 @@ fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, re
     let device = section.tun.as_ref()?;
     only_target(section, "packets for a device", at, report);
     Some(Action::Device(build_gateway(section, &device.0, at, report)))
+}
+
+/// Builds a race of destinations.
+fn build_race(section: &section::Terminate, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
+    let race = &section.race;
+    if *section != (section::Terminate { race: race.clone(), ..section::Terminate::default() }) {
+        report.problem(at, "race is the only key of its terminate; move the others into the list");
+    }
+    if !(2..=MAX_RACE).contains(&race.len()) {
+        let message = format!("{} destinations; use 2 to {MAX_RACE}", race.len());
+        report.problem(format!("{at}.race"), message);
+    }
+    let mut all = Vec::new();
+    for (index, alternative) in race.iter().enumerate() {
+        let at = format!("{at}.race[{index}]");
+        if !alternative.race.is_empty() {
+            report.problem(&at, "a race within a race; list all destinations in one");
+            continue;
+        }
+        let Some(action) = build_terminate(alternative, &at, names, report) else { continue };
+        if action.carries(Kind::Tcp) {
+            all.push(action);
+        } else {
+            report.problem(&at, "only tcp, ndn and rina have a part in a race; add a route for the other sessions");
+        }
+    }
+    Some(Action::Race(all))
 }
 
 /// Reports keys whose destination is another one.
@@ -203,7 +236,7 @@ fn build_dial(section: &section::Terminate, at: &str, names: &Names<'_>, report:
         let others = [section.tun.is_some(), section.ndn.is_some(), section.rina.is_some()];
         let message = if written.is_empty() && !others.contains(&true) {
             "missing destination; add exactly one of tcp, udp, http: authority or HOST:PORT, ndn: FACE, \
-             rina: HOST:PORT, or tun: DEVICE"
+             rina: HOST:PORT, tun: DEVICE, or race: [...]"
         } else {
             "more than one destination; keep one of tcp, udp, http, ndn, rina, tun, and add a route for each other one"
         };
@@ -361,6 +394,7 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
             ),
         ),
         Action::Face(_) => ("terminate", "a face supports http and tcp sessions only".to_owned()),
+        Action::Race(_) => ("terminate.race", "a race supports tcp sessions only".to_owned()),
         Action::Rina(_) => ("terminate", "a neighbour in a DIF supports tcp sessions only".to_owned()),
         Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
         Action::Redirect(_) => ("redirect", "redirect supports http sessions only".to_owned()),

@@ -198,7 +198,7 @@ impl Visitor<'_> for IpProtocolVisitor {
     }
 }
 
-/// `terminate`: exactly one of `tcp`, `udp`, `http`, `ndn`, `rina` and `tun`.
+/// `terminate`: exactly one of `tcp`, `udp`, `http`, `ndn`, `rina`, `tun` and `race`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Terminate {
@@ -217,6 +217,9 @@ pub struct Terminate {
     /// Accept content with a digest instead of a signature, which anybody can make (`ndn`, for `http` sessions).
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_digest: bool,
+    /// Destinations for the same sessions, of which the best is used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub race: Vec<Terminate>,
     /// Neighbour in a DIF.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rina: Option<HostPort>,

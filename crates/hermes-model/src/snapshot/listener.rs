@@ -68,9 +68,7 @@ impl Listener {
     pub(crate) fn only_kind(&self) -> Option<Kind> {
         match &self.protocol {
             ListenerProtocol::Tcp { .. } | ListenerProtocol::Ndn(_) | ListenerProtocol::Rina(_) => Some(Kind::Tcp),
-            ListenerProtocol::Transparent(transparent) => {
-                (!transparent.udp && !transparent.http).then_some(Kind::Tcp)
-            }
+            ListenerProtocol::Transparent(transparent) => (!transparent.udp && !transparent.http).then_some(Kind::Tcp),
             ListenerProtocol::Udp { .. } => Some(Kind::Udp),
             ListenerProtocol::Tun(tun) if tun.carry_names == CarryNames::Flows => None,
             ListenerProtocol::Tun(_) | ListenerProtocol::Ip(_) => Some(Kind::Ip),

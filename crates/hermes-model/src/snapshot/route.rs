@@ -61,6 +61,8 @@ pub enum Action {
     Face(Face),
     /// Request a flow of a neighbour in a DIF (RINA).
     Rina(RinaNeighbour),
+    /// Open the tunnel by the best of these actions, each of which carries `tcp` sessions. None is a race itself.
+    Race(Vec<Action>),
     /// Respond at this node.
     Respond(Respond),
     /// Redirect the client.
@@ -94,19 +96,32 @@ impl Route {
 
     /// True if clients choose the destination outside the overlay. Open to everybody, the route is an open proxy.
     pub fn lets_client_choose_target(&self) -> bool {
-        let is_named = match &self.action {
+        let is_named = self.action.alternatives().iter().all(|action| match action {
             Action::Terminate(terminate) => matches!(terminate.target, Target::Fixed(_)),
             Action::Device(gateway) => {
                 let networks = &self.matcher.networks;
                 gateway.dnat.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
             }
-            Action::Upstream(_) | Action::Respond(_) | Action::Redirect(_) | Action::Face(_) | Action::Rina(_) => true,
-        };
+            Action::Upstream(_)
+            | Action::Respond(_)
+            | Action::Redirect(_)
+            | Action::Face(_)
+            | Action::Rina(_)
+            | Action::Race(_) => true,
+        });
         !is_named && self.matcher.admits_unnamed_hosts()
     }
 }
 
 impl Action {
+    /// The actions of a race, or the action itself.
+    pub fn alternatives(&self) -> &[Action] {
+        match self {
+            Action::Race(all) => all,
+            only => std::slice::from_ref(only),
+        }
+    }
+
     /// True if the action can carry sessions of this kind. An error response applies to any kind: a route denies a
     /// tunnel that way.
     pub fn carries(&self, kind: Kind) -> bool {
@@ -116,6 +131,7 @@ impl Action {
             Action::Device(_) => kind == Kind::Ip,
             Action::Face(_) => matches!(kind, Kind::Tcp | Kind::Http),
             Action::Rina(_) => kind == Kind::Tcp,
+            Action::Race(all) => all.iter().all(|action| action.carries(kind)),
             Action::Respond(respond) => kind == Kind::Http || respond.status.as_u16() >= 400,
             Action::Redirect(_) => kind == Kind::Http,
         }

@@ -130,9 +130,11 @@ impl<'a> Builder<'a> {
             let ListenerProtocol::Rina(membership) = &listener.protocol else { return None };
             Some((format!("listeners[{index}].dif-key"), membership))
         });
-        let routes = snapshot.routes.iter().enumerate().filter_map(|(index, route)| {
-            let Action::Rina(rina) = &route.action else { return None };
-            Some((format!("routes[{index}].terminate.dif-key"), &rina.membership))
+        let routes = snapshot.routes.iter().enumerate().flat_map(|(index, route)| {
+            route.action.alternatives().iter().filter_map(move |action| {
+                let Action::Rina(rina) = action else { return None };
+                Some((format!("routes[{index}].terminate.dif-key"), &rina.membership))
+            })
         });
         for (path, membership) in listeners.chain(routes) {
             let Some(file) = &membership.key else { continue };

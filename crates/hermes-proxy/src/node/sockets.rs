@@ -269,8 +269,8 @@ impl Node {
 
     /// Prepares for routes that connect with the address of a client.
     fn divert_for_routes(&mut self, snapshot: &Snapshot) -> Result<(), BuildError> {
-        let is_such =
-            |route: &Arc<Route>| matches!(&route.action, Action::Terminate(terminate) if terminate.from_client);
+        let is_such = |action: &Action| matches!(action, Action::Terminate(terminate) if terminate.from_client);
+        let is_such = |route: &Arc<Route>| route.action.alternatives().iter().any(is_such);
         let Some(index) = snapshot.routes.iter().position(is_such) else { return Ok(()) };
         self.divert().map(drop).map_err(|error| BuildError {
             path: format!("routes[{index}].terminate.source"),

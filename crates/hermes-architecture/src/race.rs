@@ -1,0 +1,237 @@
+//! A race: a destination that several architectures reach, of which the best is kept.
+//!
+//! In: the architectures of a route, the first one preferred. Out: the flow that stands first. Never: a change of a flow
+//! that stands: its bytes cannot be repeated.
+//!
+//! The preferred architecture has a head start (as in RFC 8305, Happy Eyeballs). If it fails, the next one starts at
+//! once. Now and then a session is a heat: all start together, so the others are measured, too. Another one becomes the
+//! preferred one by winning several heats in a row, or where the preferred one has failed. So a single slow moment
+//! changes nothing.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use hermes_model::authority::Authority;
+use hermes_model::facts::Facts;
+use hermes_model::snapshot::Route;
+use hermes_outbound::outbound::Outbound;
+use hermes_transport::error::Error;
+use hermes_transport::runtime::session::SessionEntry;
+
+use crate::{Architecture, Opening};
+
+/// The head start of the preferred architecture (RFC 8305, section 8).
+const HEAD_START: Duration = Duration::from_millis(250);
+/// The shortest time between two heats for one destination, in milliseconds.
+const HEAT_INTERVAL: u64 = 10_000;
+/// The number of heats in a row that another architecture must win to become the preferred one.
+const WINS: u32 = 3;
+/// The number of destinations that a worker remembers.
+const MAX_DESTINATIONS: usize = 4096;
+
+/// A route, and a destination of its sessions.
+type RaceKey = (Arc<str>, Authority);
+
+/// What a worker knows of the destinations of races.
+#[derive(Default)]
+pub struct Standings {
+    by_destination: RefCell<HashMap<RaceKey, Standing>>,
+}
+
+/// What is known of one destination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Standing {
+    /// The place of the preferred architecture in the route.
+    preferred: usize,
+    /// The last winner of a heat other than the preferred one, and the number of heats that it has won in a row.
+    challenger: (usize, u32),
+    /// The time of the next heat, in milliseconds of the worker's clock.
+    next_heat: u64,
+}
+
+impl Standing {
+    /// Records who won a session.
+    fn record(&mut self, winner: usize, is_heat: bool, has_preferred_failed: bool) {
+        if winner == self.preferred {
+            if is_heat {
+                self.challenger = (winner, 0);
+            }
+            return;
+        }
+        let wins = if self.challenger.0 == winner { self.challenger.1 + 1 } else { 1 };
+        self.challenger = (winner, wins);
+        if has_preferred_failed || (is_heat && wins >= WINS) {
+            (self.preferred, self.challenger) = (winner, (winner, 0));
+        }
+    }
+}
+
+impl Standings {
+    /// Returns the preferred architecture of `count`, and whether this session is a heat.
+    fn before(&self, key: &RaceKey, now: u64, count: usize) -> (usize, bool) {
+        let mut all = self.by_destination.borrow_mut();
+        match all.get_mut(key) {
+            // A reload may have made the race shorter.
+            Some(standing) if standing.preferred < count => {
+                let is_heat = now >= standing.next_heat;
+                if is_heat {
+                    standing.next_heat = now + HEAT_INTERVAL;
+                }
+                (standing.preferred, is_heat)
+            }
+            _ => (0, true),
+        }
+    }
+
+    /// Records the winner of a session. `false`: nothing more can be remembered.
+    fn after(&self, key: RaceKey, now: u64, winner: usize, is_heat: bool, has_preferred_failed: bool) -> bool {
+        let mut all = self.by_destination.borrow_mut();
+        if all.len() >= MAX_DESTINATIONS && !all.contains_key(&key) {
+            // Destinations that are still in use have had a heat since.
+            all.retain(|_, standing| now < standing.next_heat);
+            if all.len() >= MAX_DESTINATIONS {
+                return false;
+            }
+        }
+        let first = Standing { next_heat: now + HEAT_INTERVAL, ..Standing::default() };
+        all.entry(key).or_insert(first).record(winner, is_heat, has_preferred_failed);
+        true
+    }
+}
+
+/// Several architectures, as a route with `terminate: {race: ...}` uses them.
+pub(crate) struct Race<'a> {
+    pub(crate) outbound: &'a Rc<Outbound>,
+    pub(crate) standings: &'a Standings,
+    pub(crate) alternatives: Vec<Box<dyn Architecture + 'a>>,
+    pub(crate) route: &'a Route,
+}
+
+impl Architecture for Race<'_> {
+    fn keyword(&self) -> &'static str {
+        "race"
+    }
+
+    fn reaches(&self, facts: &Facts) -> bool {
+        self.alternatives.iter().any(|one| one.reaches(facts))
+    }
+
+    /// Opens the flow that stands first. If none does, the error is that of the preferred architecture.
+    fn open<'a>(&'a self, entry: &'a SessionEntry) -> Opening<'a> {
+        Box::pin(async move {
+            let key = (self.route.name.clone(), entry.facts.authority.clone());
+            let count = self.alternatives.len();
+            let (preferred, is_heat) = self.standings.before(&key, self.outbound.now(), count);
+            let order = (0..count).map(|at| (preferred + at) % count);
+            let mut waiting =
+                order.filter(|at| self.alternatives.get(*at).is_some_and(|one| one.reaches(&entry.facts)));
+            let start = |at: usize| async move {
+                let one = self.alternatives.get(at)?;
+                Some((at, one.open(entry).await))
+            };
+            let mut running = FuturesUnordered::new();
+            let mut errors: Vec<(usize, Error)> = Vec::new();
+            loop {
+                if running.is_empty() || is_heat {
+                    let more = if is_heat { count } else { 1 };
+                    running.extend(waiting.by_ref().take(more).map(&start));
+                }
+                let head_start = tokio::time::sleep(HEAD_START);
+                let outcome = tokio::select! {
+                    outcome = running.next() => outcome,
+                    () = head_start => {
+                        running.extend(waiting.by_ref().take(1).map(&start));
+                        continue;
+                    }
+                };
+                match outcome.flatten() {
+                    Some((winner, Ok(stream))) => {
+                        let has_failed = errors.iter().any(|(at, _)| *at == preferred);
+                        if !self.standings.after(key, self.outbound.now(), winner, is_heat, has_failed) {
+                            self.outbound.shared.metrics.limit("race-destinations");
+                        }
+                        return Ok(stream);
+                    }
+                    Some((at, Err(error))) => {
+                        tracing::debug!(route = %self.route.name, alternative = at, %error, "a destination has failed");
+                        errors.push((at, error));
+                        running.extend(waiting.by_ref().take(1).map(&start));
+                    }
+                    // None is left.
+                    None => {
+                        errors.sort_by_key(|(at, _)| (count + at - preferred) % count);
+                        let nowhere = || Error::Malformed("no destination of the race has a port".to_owned());
+                        return Err(errors.into_iter().next().map_or_else(nowhere, |(_, error)| error));
+                    }
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1000;
+
+    fn key(port: u16) -> RaceKey {
+        (Arc::from("route"), Authority::parse("10.0.0.1", Some(port)).unwrap())
+    }
+
+    fn run(standings: &Standings, now: u64, winner: usize, has_failed: bool) -> usize {
+        let (preferred, is_heat) = standings.before(&key(80), now, 2);
+        standings.after(key(80), now, winner, is_heat, has_failed && preferred != winner);
+        preferred
+    }
+
+    #[test]
+    fn three_heats_in_a_row_change_the_preference() {
+        let standings = Standings::default();
+        let winners = [1, 1, 0, 1, 1, 1];
+        let preferred: Vec<usize> = winners
+            .iter()
+            .enumerate()
+            .map(|(at, winner)| run(&standings, at as u64 * 10 * SECOND, *winner, false))
+            .collect();
+        assert_eq!(preferred, [0; 6]);
+        assert_eq!(run(&standings, 60 * SECOND, 1, false), 1);
+    }
+
+    #[test]
+    fn sessions_between_heats_change_nothing() {
+        let standings = Standings::default();
+        run(&standings, 0, 0, false);
+        for at in 1..10 {
+            assert_eq!(standings.before(&key(80), at * SECOND, 2), (0, false));
+            run(&standings, at * SECOND, 1, false);
+        }
+        assert_eq!(standings.before(&key(80), 10 * SECOND, 2), (0, true));
+    }
+
+    #[test]
+    fn a_failure_changes_the_preference_at_once() {
+        let standings = Standings::default();
+        run(&standings, 0, 0, false);
+        run(&standings, SECOND, 1, true);
+        assert_eq!(standings.before(&key(80), 2 * SECOND, 2), (1, false));
+        // After a reload, the race has one destination.
+        assert_eq!(standings.before(&key(80), 2 * SECOND, 1), (0, true));
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let standings = Standings::default();
+        for port in 1..=MAX_DESTINATIONS as u16 {
+            assert!(standings.after(key(port), 0, 0, true, false));
+        }
+        assert!(!standings.after(key(60_000), SECOND, 0, true, false));
+        assert!(standings.after(key(60_000), HEAT_INTERVAL, 0, true, false));
+        assert_eq!(standings.by_destination.borrow().len(), 1);
+    }
+}
