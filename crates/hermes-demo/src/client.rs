@@ -1,7 +1,7 @@
 //! A small HTTP/1.1 client over any byte stream.
 //!
 //! In: a connected stream, then requests. Out: complete responses. The request target is sent unchanged: with an
-//! absolute URI the peer acts as a proxy. Never: a response of more than 64 MiB, or a wait of more than ten seconds.
+//! absolute URI the peer acts as a proxy. Never: a response of more than 64 MiB, or a wait of more than ten seconds without being asked for it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,6 +24,7 @@ const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// A connection that is kept alive.
 pub(crate) struct Client {
     sender: SendRequest<Full<Bytes>>,
+    timeout: Duration,
     /// The task that drives the connection; it ends with this value.
     _driver: JoinSet<()>,
 }
@@ -40,7 +41,12 @@ impl Client {
             // An error of the connection also fails its request, which reports it.
             let _ = connection.await;
         });
-        Ok(Self { sender, _driver: driver })
+        Ok(Self { sender, timeout: RESPONSE_TIMEOUT, _driver: driver })
+    }
+
+    /// The same client, which waits this long for each response.
+    pub(crate) fn waiting_for(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Connects and speaks HTTP.
@@ -98,6 +104,7 @@ impl Client {
         let request = Request::builder().method(method).uri(parsed).header(HOST, host);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let request = request.body(Full::new(body))?;
+        let timeout = self.timeout;
         let exchange = async {
             self.sender.ready().await?;
             let response = self.sender.send_request(request).await?;
@@ -108,9 +115,7 @@ impl Client {
                 .map_err(anyhow::Error::from_boxed)?;
             anyhow::Ok((status, body.to_bytes()))
         };
-        let answered = tokio::time::timeout(RESPONSE_TIMEOUT, exchange).await;
-        answered
-            .with_context(|| format!("{uri} was not answered within {RESPONSE_TIMEOUT:?}"))?
-            .with_context(|| uri.to_owned())
+        let answered = tokio::time::timeout(self.timeout, exchange).await;
+        answered.with_context(|| format!("{uri} was not answered within {timeout:?}"))?.with_context(|| uri.to_owned())
     }
 }

@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::unstable::Extent;
 use crate::unstable::variant::{Variant, parse_size};
-use crate::{Options, child_guard, ip, unstable, video};
+use crate::{Options, child_guard, ip, pep, unstable, video};
 
 /// Run an overlay on this machine and show what it does.
 ///
@@ -81,6 +81,30 @@ enum Case {
     /// Runs the papers' intermittent case in network namespaces, beside their figures and the physical limit. Needs
     /// root, TUN/TAP devices, iproute2, curl, and about four minutes. Envoy is included if it is installed.
     Unstable(Unstable),
+    /// Split TCP connections on a router: over TCP, HTTP/2, RINA and NDN, beside a direct connection.
+    ///
+    /// Runs the scenarios of PEP-DNA in network namespaces, beside the paper's figures. Needs root, TUN/TAP devices,
+    /// iproute2, and a minute. HAProxy is included if it is installed.
+    Pep {
+        /// Set the number of requests of each kind on each way
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+        requests: u32,
+        /// Set the pause between two requests in milliseconds; the paper's is 1000
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+        pause_ms: u64,
+        /// Set the number of downloads on each way over the path that loses packets
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=100))]
+        downloads: u32,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+        /// Write the rates over the path that loses packets as a picture (SVG)
+        #[arg(long, value_name = "FILE")]
+        picture: Option<PathBuf>,
+        /// Keep documents and logs in this empty directory
+        #[arg(long, value_name = "DIRECTORY")]
+        files: Option<PathBuf>,
+    },
     /// Run a command that ends with its parent
     #[command(name = child_guard::VERB, hide = true)]
     Leash {
@@ -173,6 +197,10 @@ impl Demo {
             Some(Case::Ip { protocol, seconds, runs, json, picture, files }) => {
                 let phase = Duration::from_secs(seconds);
                 ip::run(&ip::Options { protocol, phase, runs: runs.into(), json, picture, files })
+            }
+            Some(Case::Pep { requests, pause_ms, downloads, json, picture, files }) => {
+                let pause = Duration::from_millis(pause_ms);
+                pep::run(&pep::Options { requests, pause, downloads, json, picture, files })
             }
             Some(Case::Unstable(unstable)) => unstable::run(&unstable.options()),
             None => crate::run(Options { keep: self.keep, json: self.json }),

@@ -16,6 +16,7 @@ mod ip;
 mod namespace;
 mod origins;
 mod overlay;
+mod pep;
 mod picture_file;
 mod ports;
 mod program;

@@ -102,7 +102,7 @@ where
 }
 
 /// HTTP over TLS.
-pub(super) async fn serve_https(stream: TcpStream, tls: ServerTls, name: &'static str) {
+pub(super) async fn serve_https(stream: TcpStream, tls: ServerTls, name: &str) {
     // A failed handshake needs no handling: TLS sends the alert to the client.
     if let Ok(stream) = hermes_net::tls::accept(tls, stream).await {
         serve_http(stream, name).await;
@@ -110,20 +110,21 @@ pub(super) async fn serve_https(stream: TcpStream, tls: ServerTls, name: &'stati
 }
 
 /// HTTP/1.1, by a server of this name.
-pub(super) async fn serve_http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, name: &'static str) {
+pub(super) async fn serve_http(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, name: impl AsRef<str>) {
+    let name = name.as_ref();
     let service = service_fn(move |request| async move { Ok::<_, Infallible>(answer(request, name)) });
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }
 
 /// `GET /` and `/whoami` return the server's name, `GET /content/SEED/LENGTH` returns those bytes, and `POST /echo`
 /// streams the request body back.
-fn answer(request: Request<Incoming>, name: &'static str) -> Response<Body> {
+fn answer(request: Request<Incoming>, name: &str) -> Response<Body> {
     let path = request.uri().path();
     match *request.method() {
         Method::POST if path == "/echo" => Response::new(Either::Right(request.into_body())),
         Method::GET if path == "/whoami" => text(StatusCode::OK, name.to_owned()),
         Method::GET if path == "/" => text(StatusCode::OK, format!("hello from the {name} server\n")),
-        Method::GET => match asked_content(path) {
+        Method::GET | Method::HEAD => match asked_content(path) {
             Some(bytes) => {
                 let mut response = Response::new(Either::Left(Full::new(bytes)));
                 response.headers_mut().insert(CACHE_CONTROL, FRESH);

@@ -209,6 +209,11 @@ impl Fetch {
         self.nonce.to_be_bytes()
     }
 
+    /// Whether Data answers an Interest that is under way. Other Data may be that of an earlier fetch on the same face.
+    pub fn awaits(&self, data: &Data) -> bool {
+        self.under_way.values().any(|sent| data.answers(&sent.interest))
+    }
+
     /// Takes a Data packet whose signature is valid. A packet that was not asked for changes nothing. `is_marked` tells
     /// of a congestion mark.
     ///

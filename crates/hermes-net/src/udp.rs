@@ -3,9 +3,11 @@
 //! In: datagrams, alone or in batches of equal length. Out: the same datagrams, with their source when received. Never:
 //! a silently truncated datagram.
 
+use std::cell::{Cell, RefCell};
 use std::io::{self, IoSliceMut};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -15,6 +17,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// Bytes of the buffer for one message. The kernel merges at most 64 KiB of one flow into a message.
 const MESSAGE_ROOM: usize = 65_536;
@@ -27,11 +30,17 @@ static SOCKET_BUFFER: AtomicUsize = AtomicUsize::new(4 << 20);
 pub const MAX_PAYLOAD: usize = 65_507;
 
 /// A UDP socket on the runtime of one worker.
+///
+/// The runtime watches it for datagrams alone. The kernel reports a UDP socket as writable after each datagram that has
+/// left, so a socket that is watched for both wakes its thread for each datagram that it sends.
 pub struct UdpSocket {
-    io: tokio::net::UdpSocket,
+    io: AsyncFd<std::net::UdpSocket>,
+    /// Watches a socket whose buffer was full, through a descriptor of its own; `None` until then, and after each
+    /// `WouldBlock`.
+    writable: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
     state: &'static UdpSocketState,
     /// GSO failed once, for example on a device without checksum offload. Since then, datagrams are sent one by one.
-    no_segmentation: std::cell::Cell<bool>,
+    no_segmentation: Cell<bool>,
 }
 
 /// The buffer for received bytes: one allocation for all messages of a call, reused by the next call. Only pages that
@@ -224,6 +233,14 @@ fn set_buffers(socket: &Socket) {
     }
 }
 
+/// Registers a socket with the runtime, for one event.
+#[allow(unsafe_code)] // The registered descriptor must stay open and must not change.
+fn watch<T: AsRawFd + Into<OwnedFd>>(socket: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: what can be converted into an owned descriptor owns one, which stays open until it is dropped. Sockets and
+    // descriptors of std cannot be exchanged for others through a shared reference.
+    unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(io::Error::from)
+}
+
 impl UdpSocket {
     /// Registers a socket with the runtime of this thread.
     ///
@@ -232,8 +249,9 @@ impl UdpSocket {
     pub fn from_std(socket: std::net::UdpSocket) -> io::Result<Self> {
         let state = abilities()?;
         receive_merged(&socket);
-        let io = tokio::net::UdpSocket::from_std(socket)?;
-        Ok(Self { io, state, no_segmentation: std::cell::Cell::new(false) })
+        socket.set_nonblocking(true)?;
+        let io = watch(socket, Interest::READABLE)?;
+        Ok(Self { io, writable: RefCell::default(), state, no_segmentation: Cell::new(false) })
     }
 
     /// The local address.
@@ -241,7 +259,7 @@ impl UdpSocket {
     /// # Errors
     /// The socket is closed.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.io.local_addr()
+        self.io.get_ref().local_addr()
     }
 
     /// The file descriptor, for the handover to another process.
@@ -261,18 +279,17 @@ impl UdpSocket {
         mut each: impl FnMut(SocketAddr, Bytes),
     ) -> Poll<io::Result<usize>> {
         loop {
-            std::task::ready!(self.io.poll_recv_ready(cx))?;
-            let mut received = None;
-            let result = self.io.try_io(Interest::READABLE, || {
-                let (messages, datagrams) = self.receive(buffer, &mut each)?;
-                received = Some(datagrams);
-                // The kernel has no more messages: skip the call that would return `WouldBlock`.
-                if messages < MESSAGES { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-            });
-            match (received, result) {
-                (Some(datagrams), _) => return Poll::Ready(Ok(datagrams)),
-                (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
-                (None, _) => {}
+            let mut ready = std::task::ready!(self.io.poll_read_ready(cx))?;
+            match self.receive(buffer, &mut each) {
+                Ok((messages, datagrams)) => {
+                    // The kernel has no more messages: skip the call that would return `WouldBlock`.
+                    if messages < MESSAGES {
+                        ready.clear_ready();
+                    }
+                    return Poll::Ready(Ok(datagrams));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Err(error) => return Poll::Ready(Err(error)),
             }
         }
     }
@@ -302,7 +319,7 @@ impl UdpSocket {
         let mut chunks = buffer.room.chunks_exact_mut(MESSAGE_ROOM);
         let mut slices: [IoSliceMut<'_>; MESSAGES] =
             std::array::from_fn(|_| IoSliceMut::new(chunks.next().unwrap_or_default()));
-        let messages = self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)?;
+        let messages = self.state.recv(UdpSockRef::from(self.io.get_ref()), &mut slices, &mut metas)?;
         Ok((messages, deliver(&buffer.room, &metas[..messages], each)))
     }
 
@@ -311,7 +328,7 @@ impl UdpSocket {
     /// # Errors
     /// The errors of the socket.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.io.poll_send_ready(cx)
+        self.writable()?.poll_write_ready(cx).map_ok(drop)
     }
 
     /// Sends one datagram, and waits while the socket buffer is full. Several tasks may send. Cancel safe.
@@ -321,7 +338,7 @@ impl UdpSocket {
     pub async fn send(&self, peer: SocketAddr, datagram: &[u8]) -> io::Result<()> {
         loop {
             match self.try_send(peer, datagram, datagram.len()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.io.writable().await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => drop(self.writable()?.writable().await?),
                 sent => return sent,
             }
         }
@@ -351,7 +368,22 @@ impl UdpSocket {
 
     fn send_segments(&self, destination: SocketAddr, contents: &[u8], segment_size: Option<usize>) -> io::Result<()> {
         let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
-        self.io.try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.io), &transmit))
+        let sent = self.state.try_send(UdpSockRef::from(self.io.get_ref()), &transmit);
+        if sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            // The next registration reports space that becomes free from now on.
+            self.writable.replace(None);
+        }
+        sent
+    }
+
+    /// Returns what watches the socket for space in its buffer.
+    fn writable(&self) -> io::Result<Rc<AsyncFd<OwnedFd>>> {
+        let mut watched = self.writable.borrow_mut();
+        if let Some(watched) = &*watched {
+            return Ok(watched.clone());
+        }
+        let descriptor = self.io.get_ref().as_fd().try_clone_to_owned()?;
+        Ok(watched.insert(Rc::new(watch(descriptor, Interest::WRITABLE)?)).clone())
     }
 
     /// Returns the maximum number of datagrams of one `try_send`.

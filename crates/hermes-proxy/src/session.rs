@@ -217,8 +217,15 @@ async fn act(
             Ok(tunnel(&mut request, UpstreamEnd::Datagrams(port)))
         }
         (Action::Face(face), Kind::Http) if request.upgrade == UpgradeKind::None => {
-            let response =
-                Box::pin(hermes_architecture::ndn::gateway::serve(worker, generation, entry, face, route)).await?;
+            let response = Box::pin(hermes_architecture::ndn::gateway::serve(
+                worker,
+                &worker.idle_faces,
+                generation,
+                entry,
+                face,
+                route,
+            ))
+            .await?;
             respond_with(generation, session, route, response)
         }
         (Action::Device(gateway), Kind::Ip) => {

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_architecture::Environment;
+use hermes_architecture::ndn::face::IdleFaces;
 use hermes_architecture::ndn::waiting_interest::{STORE_LIMITS, WaitingInterest};
 use hermes_architecture::race::Standings;
 use hermes_architecture::rina::IpcProcesses;
@@ -55,6 +56,8 @@ pub(crate) struct Worker {
     pub(crate) ndn_content: RefCell<ContentStore<WaitingInterest>>,
     /// The IPC processes through which routes request flows of RINA.
     pub(crate) ipc_processes: IpcProcesses,
+    /// Idle faces of NDN forwarders.
+    pub(crate) idle_faces: Rc<IdleFaces>,
     /// What is known of the destinations that routes race.
     pub(crate) standings: Standings,
     /// Requests of routes with `resume` that wait for a retry.
@@ -78,6 +81,7 @@ impl Worker {
             quic_handshakes: Cell::default(),
             ndn_content: RefCell::new(ContentStore::new(STORE_LIMITS)),
             ipc_processes: IpcProcesses::default(),
+            idle_faces: Rc::default(),
             standings: Standings::default(),
             resume_pending: Arc::default(),
         }

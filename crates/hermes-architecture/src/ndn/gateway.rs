@@ -18,8 +18,9 @@ use hermes_ndn::packet::{Data, Packet};
 use hermes_ndn::signature::{VerifyingKey, digest_matches};
 use http::header::{CACHE_CONTROL, ETAG, HeaderName};
 use http::{HeaderValue, Method, Response, StatusCode};
+use tokio::time::Instant;
 
-use super::face::{Face, connect_face};
+use super::face::{Face, IdleFaces, connect_face, label};
 use hermes_outbound::generation::Generation;
 use hermes_outbound::outbound::Outbound;
 use hermes_transport::body::{Body, ChannelSender, channel};
@@ -66,6 +67,7 @@ impl TrustSchema {
 /// The path is no name, the method is another one, nobody answers, or a signature is not trusted.
 pub async fn serve(
     worker: &Rc<Outbound>,
+    idle: &Rc<IdleFaces>,
     generation: &Generation,
     entry: &Rc<SessionEntry>,
     config: &FaceConfig,
@@ -84,27 +86,41 @@ pub async fn serve(
         let limits = format!("at most {MAX_COMPONENTS} components and {MAX_NAME_BYTES} bytes");
         return Err(Error::Malformed(format!("the path is too long for a name of content: {limits}")));
     }
-    let face = connect_face(worker, entry, &config.uri, route).await?;
+    let face = match idle.take(&config.uri) {
+        Some(face) => {
+            *entry.peer.borrow_mut() = Some(label(&config.uri, route));
+            face
+        }
+        None => connect_face(worker, entry, &config.uri, route).await?,
+    };
     let limits = FetchLimits { patience: route.timeout.progress, ..FetchLimits::default() };
     let nonce = u32::try_from(worker.random().1 & u64::from(u32::MAX)).unwrap_or_default();
     let fetch = Fetch::new(name, limits, nonce);
     let trust = TrustSchema::of(generation, config);
-    let mut transfer = Transfer { worker: worker.clone(), face, fetch, trust };
+    let started = Instant::now();
+    let mut transfer = Transfer { worker: worker.clone(), face, fetch, trust, started };
     let first = transfer.next_content().await.map_err(|error| failure(error, entry))?.unwrap_or_default();
     let mut response = Response::new(Body::Empty);
     if let Some(data) = transfer.fetch.first() {
         describe(data, response.headers_mut());
     }
+    if transfer.fetch.is_complete() {
+        idle.put(&config.uri, transfer.face);
+        if facts.method != Method::HEAD {
+            *response.body_mut() = Body::Full(first);
+        }
+        return Ok(response);
+    }
     if facts.method == Method::HEAD {
         return Ok(response);
     }
-    if transfer.fetch.is_complete() {
-        *response.body_mut() = Body::Full(first);
-        return Ok(response);
-    }
     let (sender, body) = channel();
-    let entry = entry.clone();
-    worker.spawn(async move { transfer.send_all(first, sender, &entry).await });
+    let (entry, idle, uri) = (entry.clone(), idle.clone(), config.uri.clone());
+    worker.spawn(async move {
+        if let Some(face) = transfer.send_all(first, sender, &entry).await {
+            idle.put(&uri, face);
+        }
+    });
     *response.body_mut() = Body::Channel(body);
     Ok(response)
 }
@@ -161,6 +177,7 @@ struct Transfer {
     face: Face,
     fetch: Fetch,
     trust: TrustSchema,
+    started: Instant,
 }
 
 impl Transfer {
@@ -190,7 +207,7 @@ impl Transfer {
     }
 
     fn now(&self) -> Duration {
-        Duration::from_millis(self.worker.now())
+        self.started.elapsed()
     }
 
     fn take(&mut self, frame: Bytes) -> Result<(), TransferError> {
@@ -203,6 +220,7 @@ impl Transfer {
             return Ok(());
         };
         match (Packet::decode(packet), nack) {
+            (Ok(Packet::Data(data)), None) if !self.fetch.awaits(&data) => Ok(()),
             (Ok(Packet::Data(data)), None) => {
                 if !self.trust.admits(&data) {
                     self.worker.shared.metrics.dropped("ndn-untrusted", 1);
@@ -222,19 +240,24 @@ impl Transfer {
         }
     }
 
-    /// Sends all content as the body. A failure breaks the body off, which the client can tell from its end.
-    async fn send_all(mut self, first: Bytes, body: ChannelSender, entry: &SessionEntry) {
+    /// Sends all content as the body, and returns the face. A failure breaks the body off, which the client can tell
+    /// from its end.
+    async fn send_all(mut self, first: Bytes, body: ChannelSender, entry: &SessionEntry) -> Option<Face> {
         let mut next = Some(first);
         while let Some(content) = next {
             if std::future::poll_fn(|cx| body.poll_ready(cx)).await.is_err() {
-                return;
+                return None;
             }
             body.send(content);
             next = match self.next_content().await {
                 Ok(content) => content,
-                Err(error) => return entry.fail(&failure(error, entry)),
+                Err(error) => {
+                    entry.fail(&failure(error, entry));
+                    return None;
+                }
             };
         }
         body.finish();
+        Some(self.face)
     }
 }

@@ -4,6 +4,7 @@
 //! a measurement.
 
 use std::{
+    collections::BTreeMap,
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
@@ -13,7 +14,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use hermes_ndn::{Component, lp::LpPacket, name::types, packet::Packet, publish::PublishedContent, signature::Signer};
+use hermes_ndn::lp::LpPacket;
+use hermes_ndn::name::types;
+use hermes_ndn::packet::Packet;
+use hermes_ndn::publish::{PublishedContent, content_name};
+use hermes_ndn::signature::Signer;
+use hermes_ndn::{Component, Name};
 use hermes_testkit::{
     netns::Namespace,
     process::{Port, Program, Running},
@@ -118,18 +124,19 @@ pub(super) fn serve_flows() -> Result<()> {
 
 /// Publishes content of so many zeros under `/BYTES`, for each of the sizes, over UDP.
 pub(super) fn publish(sizes: &'static [u64]) -> Result<()> {
-    let content = |bytes: u64| {
-        let name = format!("/{bytes}").parse().unwrap_or_default();
-        PublishedContent::new(name, CONTENT_VERSION, Bytes::from(vec![0; bytes as usize]))
+    let content = |bytes: &u64| {
+        let name: Name = format!("/{bytes}").parse().ok()?;
+        let zeros = Bytes::from(vec![0; usize::try_from(*bytes).ok()?]);
+        Some((name.clone(), PublishedContent::new(name, CONTENT_VERSION, zeros)?))
     };
-    let all: Vec<PublishedContent> = sizes.iter().filter_map(|bytes| content(*bytes)).collect();
+    let all: BTreeMap<Name, PublishedContent> = sizes.iter().filter_map(content).collect();
     let socket = UdpSocket::bind((SERVER, PRODUCER_PORT))?;
     thread::spawn(move || {
         let mut buffer = vec![0; BUFFER];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {
             let Ok(frame) = LpPacket::decode(Bytes::copy_from_slice(&buffer[..length])) else { continue };
             let Some(Ok(Packet::Interest(interest))) = frame.fragment.map(Packet::decode) else { continue };
-            let Some(content) = all.iter().find(|content| content.is_version_of(&interest.name)) else { continue };
+            let Some(content) = all.get(&content_name(&interest.name)) else { continue };
             if let Ok(Some(data)) = content.answer(&interest, Duration::from_secs(1), &Signer::digest()) {
                 let frame = LpPacket { pit_token: frame.pit_token, ..LpPacket::bare(data) };
                 let _ = socket.send_to(&frame.encode(), from);

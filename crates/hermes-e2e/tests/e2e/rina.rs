@@ -16,7 +16,7 @@ use hermes_testkit::pattern::Pattern;
 use hermes_testkit::rina::RinaApplication;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 const KEY: &str = "a key that all members have";
 
@@ -82,13 +82,14 @@ async fn converse(stream: TcpStream, bytes: usize) {
     let sent = Pattern::new(28).bytes(bytes);
     let (mut read, mut write) = stream.into_split();
     let expected = sent.clone();
-    let writer = tokio::spawn(async move {
+    let mut writer = JoinSet::new();
+    writer.spawn(async move {
         write.write_all(&sent).await.unwrap();
         write.shutdown().await.unwrap();
     });
     let mut received = Vec::new();
     read.read_to_end(&mut received).await.unwrap();
-    writer.await.unwrap();
+    writer.join_next().await.unwrap().unwrap();
     assert!(received == expected, "{} of {bytes} bytes came back", received.len());
 }
 
@@ -163,20 +164,12 @@ async fn a_thousand_flows_share_a_neighbour() {
 async fn a_client_of_tcp_reaches_an_application_of_a_dif() {
     let application = RinaApplication::bind("127.0.0.1:0".parse().unwrap(), "backbone", KEY.as_bytes()).await.unwrap();
     let address = application.address();
-    let _running = Task(tokio::spawn(application.echo("127.0.0.1")));
+    let mut running = JoinSet::new();
+    running.spawn(async move { application.echo("127.0.0.1").await });
     let overlay = Overlay::new(hermes()).unwrap();
     let near = near(&overlay, "127.0.0.1:0", address, "127.0.0.1:7".parse().unwrap(), KEY).await;
     for bytes in [0, 1, 3_000_000] {
         converse(TcpStream::connect(near.address("in")).await.unwrap(), bytes).await;
-    }
-}
-
-/// Ends a task with its owner.
-struct Task(JoinHandle<()>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
