@@ -175,6 +175,7 @@ impl Architecture for Race<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
 mod tests {
     use super::*;
 

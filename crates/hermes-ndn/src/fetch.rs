@@ -67,6 +67,14 @@ struct Sent {
     overtaken: u32,
 }
 
+impl Sent {
+    /// A refusal is for one name, whatever begins with it.
+    fn is_answered_by(&self, data: &Data) -> bool {
+        let is_refusal = data.content_type == APPLICATION_NACK;
+        data.answers(&self.interest) && (!is_refusal || data.name == self.interest.name)
+    }
+}
+
 /// The number of an Interest under way: a segment, or one of the discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Wanted {
@@ -100,6 +108,9 @@ pub struct Fetch {
     repeat: Vec<Wanted>,
     next: u64,
     last: Option<u64>,
+    /// The first segment that the producer says it does not have. Content without a last segment in its packets ends
+    /// before it.
+    absent: Option<u64>,
     /// Content that waits for earlier segments.
     waiting: BTreeMap<u64, Bytes>,
     next_out: u64,
@@ -138,6 +149,7 @@ impl Fetch {
             repeat: Vec::new(),
             next,
             last,
+            absent: None,
             waiting: BTreeMap::new(),
             next_out: next,
             calm_until: Duration::ZERO,
@@ -171,7 +183,8 @@ impl Fetch {
             Phase::Discovery => self.next_discovery()?,
             Phase::Segments(prefix) => {
                 let has_room = self.under_way.len() < self.window.min(self.limits.max_window as f64) as usize;
-                let is_wanted = self.last.is_none_or(|last| self.next <= last);
+                let is_wanted = self.last.is_none_or(|last| self.next <= last)
+                    && self.absent.is_none_or(|absent| self.next < absent);
                 if !has_room || !is_wanted || self.next >= self.next_out + self.limits.max_ahead {
                     return None;
                 }
@@ -211,7 +224,7 @@ impl Fetch {
 
     /// Whether Data answers an Interest that is under way. Other Data may be that of an earlier fetch on the same face.
     pub fn awaits(&self, data: &Data) -> bool {
-        self.under_way.values().any(|sent| data.answers(&sent.interest))
+        self.under_way.values().any(|sent| sent.is_answered_by(data))
     }
 
     /// Takes a Data packet whose signature is valid. A packet that was not asked for changes nothing. `is_marked` tells
@@ -220,7 +233,7 @@ impl Fetch {
     /// # Errors
     /// The producer has no such content, or contradicts itself.
     pub fn take_data(&mut self, data: Data, is_marked: bool, now: Duration) -> Result<(), FetchError> {
-        let answered = self.under_way.iter().find(|(_, sent)| data.answers(&sent.interest)).map(|(wanted, _)| *wanted);
+        let answered = self.under_way.iter().find(|(_, sent)| sent.is_answered_by(&data)).map(|(wanted, _)| *wanted);
         let Some(wanted) = answered else { return Ok(()) };
         if let Some(sent) = self.under_way.remove(&wanted)
             && !sent.is_repeated
@@ -234,11 +247,35 @@ impl Fetch {
         }
         self.repeat_overtaken(wanted, now);
         if data.content_type == APPLICATION_NACK {
-            return Err(FetchError::NotFound);
+            return self.take_refusal(wanted);
         }
         match wanted {
             Wanted::Segment(number) => self.take_segment(number, data),
             Wanted::Metadata | Wanted::Prefix => self.take_discovered(data),
+        }
+    }
+
+    /// Takes the producer's answer that it has nothing of this name.
+    fn take_refusal(&mut self, wanted: Wanted) -> Result<(), FetchError> {
+        match wanted {
+            Wanted::Prefix => Err(FetchError::NotFound),
+            // A producer without metadata may have the content.
+            Wanted::Metadata if self.unroutable.is_empty() => {
+                self.unroutable.push(wanted);
+                Ok(())
+            }
+            Wanted::Metadata => Err(FetchError::NotFound),
+            // The content ends before it: a pipeline asks for segments before it knows the last one.
+            Wanted::Segment(number) if number > 0 && self.last.is_none() => {
+                let absent = self.absent.map_or(number, |absent| absent.min(number));
+                self.absent = Some(absent);
+                self.under_way.retain(|wanted, _| !matches!(wanted, Wanted::Segment(number) if *number >= absent));
+                if absent <= self.next_out {
+                    self.phase = Phase::Complete;
+                }
+                Ok(())
+            }
+            Wanted::Segment(_) => Err(FetchError::NotFound),
         }
     }
 
@@ -331,7 +368,7 @@ impl Fetch {
     /// The next content in order; `None` if it has not arrived, or all was handed out.
     pub fn next_content(&mut self) -> Option<Bytes> {
         let content = self.waiting.remove(&self.next_out)?;
-        if self.last == Some(self.next_out) {
+        if self.last == Some(self.next_out) || self.absent == Some(self.next_out + 1) {
             self.phase = Phase::Complete;
             self.under_way.clear();
         }

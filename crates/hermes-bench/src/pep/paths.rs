@@ -7,10 +7,11 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     path::Path,
+    process::Command,
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use hermes_testkit::{
     link::{Conditions, join},
     netns::Namespace,
@@ -68,14 +69,31 @@ pub(super) fn measure(options: &PepOptions, dir: &Path) -> Result<BTreeMap<&'sta
     paths().into_iter().map(|path| Ok((path.name, measure_one(options, &path, dir)?))).collect()
 }
 
+/// The device of a route.
+fn device_of(namespace: &Namespace, network: &str) -> Result<String> {
+    let listed = Command::new("ip").args(["-n", namespace.name(), "route", "show", network]).output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let device = listed.split_whitespace().skip_while(|word| *word != "dev").nth(1);
+    device.map(str::to_owned).with_context(|| format!("no route to {network}"))
+}
+
 fn measure_one(options: &PepOptions, path: &LongPath, dir: &Path) -> Result<PathFigures> {
     let [client, router, server] = [Namespace::new()?, Namespace::new()?, Namespace::new()?];
     let epoch = Instant::now();
     let both = |link: &Conditions| [link.clone(), link.clone()];
     let _near = join((&client, CLIENT), (&router, ROUTER), both(&path.links[0]), epoch)?;
     let _far = join((&router, ROUTER_BY_SERVER), (&server, SERVER), both(&path.links[1]), epoch)?;
-    client.ip(&["route", "add", "default", "via", &ROUTER.to_string()])?;
-    server.ip(&["route", "add", "default", "via", &ROUTER_BY_SERVER.to_string()])?;
+    // Everybody uses CUBIC, whatever the default of this machine is.
+    let cubic = ["congctl", "cubic"];
+    client.ip(&[&["route", "add", "default", "via", &ROUTER.to_string()], &cubic[..]].concat())?;
+    server.ip(&[&["route", "add", "default", "via", &ROUTER_BY_SERVER.to_string()], &cubic[..]].concat())?;
+    for (namespace, own) in [(&client, CLIENT), (&router, ROUTER), (&router, ROUTER_BY_SERVER), (&server, SERVER)] {
+        let [a, b, c, _] = own.octets();
+        let network = format!("{a}.{b}.{c}.0/24");
+        let device = device_of(namespace, &network)?;
+        namespace
+            .ip(&[&["route", "replace", &network, "dev", &device, "src", &own.to_string()], &cubic[..]].concat())?;
+    }
     router.sysctl("net/ipv4/ip_forward", "1")?;
     for port in [DIRECT_PORT, HELD_PORT] {
         in_namespace(&server, move || serve(SocketAddr::from((SERVER, port))))?;

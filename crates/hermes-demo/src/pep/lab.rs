@@ -76,7 +76,6 @@ impl Lab {
                 place.ip(&format!("route add 10.73.{link}.0/24 via {via} congctl {CONGESTION_CONTROL}\n"))?;
             }
             place.forward()?;
-            place.sysctl("net/ipv4/tcp_congestion_control", CONGESTION_CONTROL)?;
         }
         let mut origins = JoinSet::new();
         let serving = Way::ALL.iter().filter(|way| **way != Way::Haproxy);

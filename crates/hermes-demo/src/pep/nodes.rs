@@ -53,7 +53,7 @@ fn egress_document() -> String {
          - {{name: dif, bind: \"{dif}\", protocol: rina, dif: demo, dif-key: dif.key}}\n\
          - {{name: ndn, bind: \"{forwarder}\", protocol: ndn, content: {{/content: \"{origin}\", /whoami: \"{origin}\"}}}}\n\
          routes:\n\
-         - {{name: web, match: {{kind: http}}, terminate: {{http: authority, reach: any}}}}\n\
+         - {{name: web, match: {{kind: http}}, terminate: {{http: \"{origin}\"}}}}\n\
          - {{name: out, match: {{kind: tcp}}, terminate: {{tcp: original, source: client}}}}\n"
     )
 }

@@ -132,6 +132,48 @@ fn silence_and_refusals_end_it() {
     assert_eq!(fetch.take_data(data, false, Duration::ZERO), Err(FetchError::NotFound));
 }
 
+fn refusal(of: Name) -> Data {
+    let builder = DataBuilder { name: of, content_type: APPLICATION_NACK, ..DataBuilder::default() };
+    Data::decode(builder.sign(b"", &Signer::digest()).unwrap()).unwrap()
+}
+
+#[test]
+fn a_refusal_is_for_one_name() {
+    let mut fetch = Fetch::new(name("/a"), FetchLimits::default(), 1);
+    while fetch.next_interest(Duration::ZERO).is_some() {}
+    // The answer to an Interest of an earlier fetch, for a segment that the content does not have.
+    let stale = refusal(name("/a/v=1/seg=7"));
+    assert!(!fetch.awaits(&stale));
+    fetch.take_data(stale, false, Duration::ZERO).unwrap();
+    // Without metadata, the content may still be there.
+    fetch.take_data(refusal(name("/a/32=metadata")), false, Duration::ZERO).unwrap();
+    assert_eq!(fetch.take_data(refusal(name("/a")), false, Duration::ZERO), Err(FetchError::NotFound));
+}
+
+#[test]
+fn content_without_a_last_segment_ends_before_the_first_absent_one() {
+    // The refusal arrives before and after the content has been handed out.
+    for is_early in [true, false] {
+        let mut fetch = Fetch::new(name("/a/v=1"), FetchLimits::default(), 1);
+        while fetch.next_interest(Duration::ZERO).is_some() {}
+        let segment = |number| name("/a/v=1").child(&Component::numbered(types::SEGMENT, number));
+        let builder = DataBuilder { name: segment(0), ..DataBuilder::default() };
+        let data = Data::decode(builder.sign(b"all", &Signer::digest()).unwrap()).unwrap();
+        if is_early {
+            fetch.take_data(refusal(segment(1)), false, Duration::ZERO).unwrap();
+            fetch.take_data(data, false, Duration::ZERO).unwrap();
+            assert_eq!(fetch.next_content().unwrap(), "all");
+        } else {
+            fetch.take_data(data, false, Duration::ZERO).unwrap();
+            assert_eq!(fetch.next_content().unwrap(), "all");
+            assert!(!fetch.is_complete());
+            fetch.take_data(refusal(segment(1)), false, Duration::ZERO).unwrap();
+        }
+        assert!(fetch.is_complete());
+        assert!(fetch.next_content().is_none());
+    }
+}
+
 #[test]
 fn metadata_of_another_name_is_refused() {
     let mut fetch = Fetch::new(name("/a"), FetchLimits::default(), 1);
