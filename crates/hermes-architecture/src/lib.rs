@@ -48,13 +48,13 @@ pub trait Architecture {
     fn open<'a>(&'a self, entry: &'a SessionEntry) -> Opening<'a>;
 }
 
-/// What the architectures of a worker share.
+/// The state that the architectures of a worker share.
 pub struct Environment<'a> {
     /// The connections of the worker.
     pub outbound: &'a Rc<Outbound>,
     /// The IPC processes of the worker.
     pub processes: &'a rina::IpcProcesses,
-    /// What the worker knows of races.
+    /// The results of the worker's races.
     pub standings: &'a race::Standings,
 }
 

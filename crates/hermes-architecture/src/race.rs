@@ -37,13 +37,13 @@ const MAX_DESTINATIONS: usize = 4096;
 /// A route, and a destination of its sessions.
 type RaceKey = (Arc<str>, Authority);
 
-/// What a worker knows of the destinations of races.
+/// The results of a worker's races, by destination.
 #[derive(Default)]
 pub struct Standings {
     by_destination: RefCell<HashMap<RaceKey, Standing>>,
 }
 
-/// What is known of one destination.
+/// The results for one destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Standing {
     /// The place of the preferred architecture in the route.

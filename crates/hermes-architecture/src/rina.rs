@@ -47,7 +47,7 @@ pub struct IpcProcesses {
 }
 
 impl IpcProcesses {
-    /// Returns the process for a neighbour, and starts it if there is none, or if files were loaded since.
+    /// Returns the process for a neighbour. Starts one at the first use, and after files were loaded again.
     fn process(
         &self,
         outbound: &Rc<Outbound>,

@@ -1,6 +1,6 @@
 //! TCP as an architecture: a flow is a connection to a host and port.
 //!
-//! In: a `tcp` session and its route. Out: the connection, from the client's own address if the route says so. Never: a
+//! In: a `tcp` session and its route. Out: the connection, from the client's own address with `source: client`. Never: a
 //! connection to an address outside the route's `reach`.
 
 use bytes::Bytes;

@@ -14,6 +14,9 @@ use rcgen::{
     SanType,
 };
 
+/// The CA of the TLS service, which nodes do not know.
+pub(crate) const BANK_CA: &str = "bank-ca";
+
 /// A certificate authority whose certificate is stored in a file.
 pub(crate) struct Authority {
     directory: PathBuf,

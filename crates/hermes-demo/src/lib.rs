@@ -33,7 +33,7 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 
-use ca::{Authority, Proof};
+use ca::{Authority, BANK_CA, Proof};
 use interrupt::Interrupt;
 use origins::Origins;
 use overlay::{DOCUMENTS, Overlay};
@@ -41,9 +41,6 @@ use ports::loopback;
 use report::Report;
 use terminal::{Paint, Progress};
 use traffic::Entrances;
-
-/// The CA of the TLS service, which nodes do not know.
-const BANK_CA: &str = "bank-ca";
 
 /// Output options of the demo.
 #[derive(Clone, Copy)]

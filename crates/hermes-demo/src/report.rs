@@ -138,7 +138,7 @@ pub(super) fn to_try(overlay: &Overlay, paint: Paint) -> String {
             "Ask for names that no DNS knows",
             vec![
                 format!("curl -x http://127.0.0.1:{apps} http://SHOP/"),
-                format!("curl -x http://127.0.0.1:{apps} --cacert {}.pem https://BANK/", super::BANK_CA),
+                format!("curl -x http://127.0.0.1:{apps} --cacert {}.pem https://BANK/", super::ca::BANK_CA),
             ],
         ),
         (

@@ -236,7 +236,7 @@ fn set_buffers(socket: &Socket) {
 /// Registers a socket with the runtime, for one event.
 #[allow(unsafe_code)] // The registered descriptor must stay open and must not change.
 fn watch<T: AsRawFd + Into<OwnedFd>>(socket: T, interest: Interest) -> io::Result<AsyncFd<T>> {
-    // SAFETY: what can be converted into an owned descriptor owns one, which stays open until it is dropped. Sockets and
+    // SAFETY: a value that converts into an owned descriptor owns one, which stays open until it is dropped. Sockets and
     // descriptors of std cannot be exchanged for others through a shared reference.
     unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(io::Error::from)
 }

@@ -58,7 +58,7 @@ pub(crate) struct Worker {
     pub(crate) ipc_processes: IpcProcesses,
     /// Idle faces of NDN forwarders.
     pub(crate) idle_faces: Rc<IdleFaces>,
-    /// What is known of the destinations that routes race.
+    /// The results of races.
     pub(crate) standings: Standings,
     /// Requests of routes with `resume` that wait for a retry.
     pub(crate) resume_pending: Arc<Shares>,
@@ -87,7 +87,7 @@ impl Worker {
         }
     }
 
-    /// What architectures beyond this node need.
+    /// The state that architectures beyond this node share.
     pub(crate) fn environment(&self) -> Environment<'_> {
         Environment { outbound: &self.outbound, processes: &self.ipc_processes, standings: &self.standings }
     }

@@ -137,7 +137,7 @@ impl IpcProcess {
         Poll::Pending
     }
 
-    /// Accepts a requested flow. `false`: its requester has gone.
+    /// Accepts a requested flow. `false`: its requester no longer waits.
     pub(super) fn accept(&self, flow: FlowId) -> bool {
         let is_accepted = self.dif.borrow_mut().accept(self.now(), flow).is_ok();
         if is_accepted {
@@ -154,7 +154,7 @@ impl IpcProcess {
         self.flush();
     }
 
-    /// Returns the next bytes of a flow; `None` at its end.
+    /// Returns the next bytes of a flow; `None` after the last one.
     pub(super) fn poll_read(&self, cx: &Context<'_>, flow: FlowId) -> Poll<io::Result<Option<Bytes>>> {
         let read = self.dif.borrow_mut().read(self.now(), flow, READ_BYTES);
         self.flush();

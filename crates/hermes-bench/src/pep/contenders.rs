@@ -122,7 +122,7 @@ pub(super) fn serve_flows() -> Result<()> {
     Ok(())
 }
 
-/// Publishes content of so many zeros under `/BYTES`, for each of the sizes, over UDP.
+/// Publishes zeros under `/BYTES` over UDP, for each of the sizes.
 pub(super) fn publish(sizes: &'static [u64]) -> Result<()> {
     let content = |bytes: &u64| {
         let name: Name = format!("/{bytes}").parse().ok()?;
@@ -146,12 +146,12 @@ pub(super) fn publish(sizes: &'static [u64]) -> Result<()> {
     Ok(())
 }
 
-/// The path of the content with so many bytes.
+/// The path of the content of this length.
 pub(super) fn content_path(bytes: u64) -> String {
     format!("/{bytes}/{}", Component::numbered(types::VERSION, CONTENT_VERSION))
 }
 
-/// Serves requests at an address: HEAD with a head, `GET /BYTES` with so many bytes. Threads inherit the namespace.
+/// Serves requests at an address: HEAD with a head, `GET /BYTES` with that number of bytes. Threads inherit the namespace.
 pub(super) fn serve(address: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| address.to_string())?;
     thread::spawn(move || {

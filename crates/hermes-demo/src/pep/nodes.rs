@@ -24,38 +24,43 @@ const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9900)
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
+/// The beginning of a node's document.
+fn head(name: &str) -> String {
+    format!("node: {name}\nadmin: {ADMIN}\naccess-log: {name}.access.json\nlisteners:\n")
+}
+
 fn ingress_document() -> String {
     let [split, overlay, rina, ndn] = [Way::Split, Way::Overlay, Way::Rina, Way::Ndn].map(Way::port);
     let (next, dif, forwarder) = (lab::egress(OVERLAY), lab::egress(DIF), lab::egress(NDN));
-    format!(
-        "node: ingress\nadmin: {ADMIN}\naccess-log: ingress.access.json\n\
-         listeners:\n\
-         - {{name: pep, protocol: transparent, capture: [0.0.0.0/0], ports: [{split}, {overlay}, {rina}, {CLOSED}]}}\n\
-         - {{name: named, protocol: transparent, capture: [0.0.0.0/0], ports: {ndn}, http: true}}\n\
-         routes:\n\
-         - {{name: overlay, match: {{kind: tcp, port: {overlay}}}, upstream: egress}}\n\
-         - {{name: rina, match: {{kind: tcp, port: {rina}}}, \
-         terminate: {{rina: \"{dif}\", dif: demo, dif-key: dif.key}}}}\n\
-         - {{name: ndn, match: {{kind: http}}, terminate: {{ndn: \"udp://{forwarder}\", accept-digest: true}}}}\n\
-         - {{name: split, match: {{kind: tcp}}, terminate: {{tcp: original, source: client}}}}\n\
-         upstreams:\n\
-         - {{name: egress, protocol: h2, endpoints: [\"{next}\"], overlay: true}}\n"
-    )
+    let pep = "- {name: pep, protocol: transparent, capture: [0.0.0.0/0], ports: ";
+    let flow = format!("{{rina: \"{dif}\", dif: demo, dif-key: dif.key}}");
+    let named = format!("{{ndn: \"udp://{forwarder}\", accept-digest: true}}");
+    [
+        head("ingress"),
+        format!("{pep}[{split}, {overlay}, {rina}, {CLOSED}]}}\n"),
+        format!("- {{name: named, protocol: transparent, capture: [0.0.0.0/0], ports: {ndn}, http: true}}\nroutes:\n"),
+        format!("- {{name: overlay, match: {{kind: tcp, port: {overlay}}}, upstream: egress}}\n"),
+        format!("- {{name: rina, match: {{kind: tcp, port: {rina}}}, terminate: {flow}}}\n"),
+        format!("- {{name: ndn, match: {{kind: http}}, terminate: {named}}}\n"),
+        "- {name: split, match: {kind: tcp}, terminate: {tcp: original, source: client}}\n".to_owned(),
+        format!("upstreams:\n- {{name: egress, protocol: h2, endpoints: [\"{next}\"], overlay: true}}\n"),
+    ]
+    .concat()
 }
 
 fn egress_document() -> String {
     let (next, dif, forwarder) = (lab::egress(OVERLAY), lab::egress(DIF), lab::egress(NDN));
     let origin = lab::server(Way::Ndn.port());
-    format!(
-        "node: egress\nadmin: {ADMIN}\naccess-log: egress.access.json\n\
-         listeners:\n\
-         - {{name: overlay, bind: \"{next}\", protocol: http, trust: 10.73.1.0/24}}\n\
-         - {{name: dif, bind: \"{dif}\", protocol: rina, dif: demo, dif-key: dif.key}}\n\
-         - {{name: ndn, bind: \"{forwarder}\", protocol: ndn, content: {{/content: \"{origin}\", /whoami: \"{origin}\"}}}}\n\
-         routes:\n\
-         - {{name: web, match: {{kind: http}}, terminate: {{http: \"{origin}\"}}}}\n\
-         - {{name: out, match: {{kind: tcp}}, terminate: {{tcp: original, source: client}}}}\n"
-    )
+    let content = format!("{{/content: \"{origin}\", /whoami: \"{origin}\"}}");
+    [
+        head("egress"),
+        format!("- {{name: overlay, bind: \"{next}\", protocol: http, trust: 10.73.1.0/24}}\n"),
+        format!("- {{name: dif, bind: \"{dif}\", protocol: rina, dif: demo, dif-key: dif.key}}\n"),
+        format!("- {{name: ndn, bind: \"{forwarder}\", protocol: ndn, content: {content}}}\nroutes:\n"),
+        format!("- {{name: web, match: {{kind: http}}, terminate: {{http: \"{origin}\"}}}}\n"),
+        "- {name: out, match: {kind: tcp}, terminate: {tcp: original, source: client}}\n".to_owned(),
+    ]
+    .concat()
 }
 
 fn haproxy_document() -> String {

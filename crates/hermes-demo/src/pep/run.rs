@@ -36,7 +36,7 @@ const FAR_DELAY: Duration = Duration::from_micros(23_750);
 pub(super) const LOSS: f64 = 0.01;
 const RATE: u64 = 100_000_000;
 
-/// What one way did.
+/// The measurements of one way.
 #[derive(Debug, Default)]
 pub(super) struct Measured {
     /// Milliseconds of requests on a persistent connection, and with a connection of their own.

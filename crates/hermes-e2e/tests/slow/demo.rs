@@ -329,6 +329,7 @@ fn ctrl_c_takes_the_network_of_a_case_down() {
     for (case, running_by, prefix, machines) in [
         (&["ip"][..], "(a) ingress and server", "hermes-ip-", 12),
         (&["unstable", "--cases", "direct,hermes"], "one link up at a time", "hermes-unstable-", 8),
+        (&["pep"], "requests on each way", "hermes-pep-", 4),
     ] {
         let temporary = tempfile::tempdir().unwrap();
         let mut running = Running::start(demo(temporary.path(), case).stdout(Stdio::null()).stderr(Stdio::piped()));
@@ -431,6 +432,40 @@ fn the_unstable_case_runs_without_envoy_and_reports_it() {
     assert!(why.contains("--envoy PATH") && why.contains("`make setup`"), "{output}");
 }
 
+#[test]
+fn connections_are_split_over_every_architecture() {
+    if !can_run_ip() {
+        return;
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let picture = tempfile::NamedTempFile::new().unwrap();
+    let path = picture.path().to_str().unwrap();
+    let arguments = ["pep", "--json", "--requests", "3", "--pause-ms", "0", "--downloads", "1", "--picture", path];
+    let child = demo(temporary.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert_nothing_is_left(temporary.path());
+    assert_eq!(namespaces("hermes-pep-", pid), Vec::<String>::new());
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(figures["refusal_passed"], true, "{text}");
+    for (way, sees_client, published) in [
+        ("direct", true, None),
+        ("split", true, Some(0.015)),
+        ("overlay", true, None),
+        ("rina", true, Some(0.059)),
+        ("ndn", false, Some(0.075)),
+    ] {
+        let lines = figures["lines"].as_array().unwrap();
+        let line = lines.iter().find(|line| line["way"] == way).unwrap_or_else(|| panic!("{way}: {text}"));
+        assert_eq!((&line["server_sees_client"], &line["requests"]), (&sees_client.into(), &3.into()), "{text}");
+        assert_eq!(line["published"]["persistent_ms"].as_f64(), published, "{text}");
+        assert!(line["cable_mbit_s"].as_f64() > Some(1.0) && line["gain"].is_number(), "{text}");
+    }
+    assert!(std::fs::read_to_string(path).unwrap().contains("TCP - RINA - TCP"), "{text}");
+}
+
 /// Minutes later it would be too late; and that needs no root.
 #[test]
 fn a_case_fails_before_it_begins_if_a_named_file_is_missing() {
@@ -439,6 +474,7 @@ fn a_case_fails_before_it_begins_if_a_named_file_is_missing() {
         (&["unstable", "--cases", "direct", "--envoy", "/no/envoy"][..], "--envoy /no/envoy is no file"),
         (&["unstable", "--quick", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
         (&["ip", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
+        (&["pep", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
     ] {
         let output = demo(temporary.path(), arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
@@ -458,7 +494,7 @@ fn a_case_without_root_names_the_missing_privilege() {
     std::fs::copy(hermes(), &binary).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(place.path(), open).unwrap();
-    for case in ["video", "ip", "unstable"] {
+    for case in ["video", "ip", "unstable", "pep"] {
         let output = Command::new("setpriv")
             .args(["--reuid", "65534", "--clear-groups"])
             .arg(&binary)

@@ -189,7 +189,7 @@ pub struct RinaNeighbour {
     pub application: Option<Arc<str>>,
 }
 
-/// What a member of a DIF (RINA) knows.
+/// The membership of a DIF (RINA).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DifMembership {
     /// Name of the DIF.

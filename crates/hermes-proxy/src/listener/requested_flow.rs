@@ -42,7 +42,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Ends a tunnel whose client has gone: the far end gets a reset.
+/// Ends a tunnel whose client no longer waits: the far end gets a reset.
 fn abort(tunnel: Tunnel) {
     let error = Error::ClientGone("the client did not wait until its connection was accepted".to_owned());
     tunnel.session.entry.fail(&error);

@@ -20,7 +20,7 @@ use crate::worker::Worker;
 use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::{ConnectionGuard, Stage};
 
-/// What the IPC process of a listener was started with. A change starts another one.
+/// The membership with which the IPC process of a listener was started. A change starts another process.
 #[derive(PartialEq)]
 struct Membership {
     config: DifMembership,
