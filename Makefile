@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-pep check test lint setup bench bench-quick bench-pep bench-ndn bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep check test lint setup bench bench-quick bench-pep bench-ndn bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ demo-ip: demo-build ## the paper's IP case in network namespaces (root): a user'
 demo-unstable: demo-build ## the papers' unstable case in network namespaces (root): links that are up in turns
 	$(TARGET)/demo/hermes demo unstable --picture $(TARGET)/demo-unstable.svg $(addprefix --envoy ,$(ENVOY))
 
+demo-ndn: demo-build ## the paper's NDN case in network namespaces (root): files over 10 Mbit/s, users and namespaces
+	$(TARGET)/demo/hermes demo ndn --picture $(TARGET)/demo-ndn.svg
+
 demo-pep: demo-build ## the scenarios of PEP-DNA in network namespaces (root): connections that a router splits
 	$(TARGET)/demo/hermes demo pep --picture $(TARGET)/demo-pep.svg
 
@@ -73,7 +76,8 @@ bench-pep: release setup ## connections split on a router (root), beside HAProxy
 	$(CARGO) run --release -p hermes-bench -- pep --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-ndn: release setup ## NDN files over a slow link, directly and through an overlay (root): bench/results
-	$(CARGO) run --release -p hermes-bench -- ndn --out bench/results --hermes $(TARGET)/release/hermes
+	mkdir -p bench/results
+	$(TARGET)/release/hermes demo ndn --full --json > bench/results/ndn.json
 
 bench-video: release setup ## the video case, 30 runs
 	mkdir -p bench/results

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Builds all tests and runs their programs in two lanes, since the process tests mostly wait.
+"""Builds all tests and runs their programs in two lanes, since the process tests mostly wait. Tests whose links run in
+real time have the machine to themselves afterwards.
 
     scripts/test.py              every test program, doc tests, the fuzzers' corpora and the API documentation
     scripts/test.py NAME...      the programs whose name contains one of these
@@ -20,7 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 CARGO = os.environ.get("CARGO", "cargo")
 LANES = 2
 # The longest first, so that the lanes end together. Programs that are not named here follow in any order.
-LONGEST_FIRST = ["e2e", "slow", "privileged", "peers", "doc", "doc tests", "process", "store"]
+LONGEST_FIRST = ["e2e", "privileged", "peers", "doc", "doc tests", "process", "store"]
+# Run after all others, one at a time: a busy machine delays what these tests measure.
+ALONE = ["slow"]
 # A program that ran this long has hung (seconds). The longest takes four minutes on two cores.
 TIMEOUT = 1500
 
@@ -95,8 +98,14 @@ def run(jobs):
     target = pathlib.Path(environment.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
     environment["CARGO_TARGET_DIR"] = str(target)
     environment.setdefault("HERMES_BIN", str(target / "debug" / "hermes"))
-    waiting, printing = queue.SimpleQueue(), threading.Lock()
-    for job in sorted(jobs, key=rank):
+    printing = threading.Lock()
+    run_in_lanes([job for job in sorted(jobs, key=rank) if job.name not in ALONE], LANES, environment, printing)
+    run_in_lanes([job for job in jobs if job.name in ALONE], 1, environment, printing)
+
+
+def run_in_lanes(jobs, count, environment, printing):
+    waiting = queue.SimpleQueue()
+    for job in jobs:
         waiting.put(job)
 
     def lane():
@@ -113,7 +122,7 @@ def run(jobs):
                     print(f"--- {job.name} (status {job.status}): {' '.join(map(str, job.command))}")
                     print(job.output, flush=True)
 
-    lanes = [threading.Thread(target=lane) for _ in range(LANES)]
+    lanes = [threading.Thread(target=lane) for _ in range(count)]
     for thread in lanes:
         thread.start()
     for thread in lanes:

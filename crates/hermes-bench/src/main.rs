@@ -14,7 +14,6 @@ mod cases;
 mod chain;
 mod contender;
 mod machine;
-mod ndn;
 mod origins;
 mod packet_path;
 mod pep;
@@ -60,8 +59,6 @@ enum Command {
     Unstable(unstable::UnstableOptions),
     /// Connections split on a router, beside HAProxy and a minimal splitter (PEP-DNA, Table II, Figures 5 and 6).
     Pep(pep::PepOptions),
-    /// NDN files over a link of 10 Mbit/s, directly and through an overlay (Table VIII).
-    Ndn(ndn::NdnOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -125,7 +122,6 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Layer3(options) => run::run(&options, &["layer3"]),
         Command::Table7(options) => run::run(&options, &["table7"]),
         Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::Ndn(options) => ndn::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Unstable(options) => Ok(if unstable::run(&options)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),
     }

@@ -182,11 +182,11 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
 }
 
 /// Runs a function on a thread inside a namespace. Threads that the function starts stay there and keep serving.
-pub(crate) fn in_namespace(namespace: &Namespace, set_up: impl FnOnce() -> Result<()> + Send) -> Result<()> {
+fn in_namespace(namespace: &Namespace, set_up: impl FnOnce() -> Result<()> + Send) -> Result<()> {
     in_namespace_to_end(namespace, set_up)?
 }
 
-pub(crate) fn in_namespace_to_end<T: Send>(namespace: &Namespace, work: impl FnOnce() -> T + Send) -> Result<T> {
+fn in_namespace_to_end<T: Send>(namespace: &Namespace, work: impl FnOnce() -> T + Send) -> Result<T> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| namespace.enter().map(|()| work()));
         let done = thread.join().map_err(|_| anyhow::anyhow!("a thread of the benchmark panicked"))?;
@@ -303,7 +303,7 @@ fn cpu_of(pid: u32) -> Result<f64> {
 }
 
 /// The mean and the median.
-pub(crate) fn mean_and_median(values: &[f64]) -> (f64, f64) {
+fn mean_and_median(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len().max(1);

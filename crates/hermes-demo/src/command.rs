@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::ndn::SIZES;
 use crate::unstable::Extent;
 use crate::unstable::variant::{Variant, parse_size};
-use crate::{Options, child_guard, ip, pep, unstable, video};
+use crate::{Options, child_guard, ip, ndn, pep, unstable, video};
 
 /// Run an overlay on this machine and show what it does.
 ///
@@ -81,6 +82,33 @@ enum Case {
     /// Runs the papers' intermittent case in network namespaces, beside their figures and the physical limit. Needs
     /// root, TUN/TAP devices, iproute2, curl, and about four minutes. Envoy is included if it is installed.
     Unstable(Unstable),
+    /// Fetch files of Named Data Networking over 10 Mbit/s: directly, and through an overlay.
+    ///
+    /// Runs the NDN case of the first paper in network namespaces, beside its figures. Two users in two namespaces have a
+    /// replica each, which two proxies select. Needs root, TUN/TAP devices, iproute2, and a minute and a half.
+    Ndn {
+        /// Set the sizes of the files in bytes, at most 50000000 [default: 0,1090352]
+        #[arg(long, value_delimiter = ',', value_parser = parse_file_size)]
+        sizes: Option<Vec<usize>>,
+        /// Set the number of fetches of each file on each way [default: 5]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        repeats: Option<u32>,
+        /// Set the number of short files that the users fetch with each version of HTTP [default: 400]
+        #[arg(long, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+        policy_fetches: Option<u32>,
+        /// Fetch all four files of the paper 20 times, and 10000 short ones: takes two and a half hours
+        #[arg(long)]
+        full: bool,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+        /// Write the time that each way adds to the largest file as a picture (SVG)
+        #[arg(long, value_name = "FILE")]
+        picture: Option<PathBuf>,
+        /// Keep documents and logs in this empty directory
+        #[arg(long, value_name = "DIRECTORY")]
+        files: Option<PathBuf>,
+    },
     /// Split TCP connections on a router: over TCP, HTTP/2, RINA and NDN, beside a direct connection.
     ///
     /// Runs the scenarios of PEP-DNA in network namespaces, beside the paper's figures. Needs root, TUN/TAP devices,
@@ -181,6 +209,13 @@ impl Unstable {
     }
 }
 
+/// Parses the size of a file of NDN.
+fn parse_file_size(text: &str) -> Result<usize, String> {
+    let most = SIZES.iter().copied().max().unwrap_or_default();
+    let size = text.parse().map_err(|_| format!("use a number of bytes, at most {most}"))?;
+    if size > most { Err(format!("the largest file has {most} bytes")) } else { Ok(size) }
+}
+
 impl Demo {
     /// Runs the case that the command line names.
     ///
@@ -197,6 +232,18 @@ impl Demo {
             Some(Case::Ip { protocol, seconds, runs, json, picture, files }) => {
                 let phase = Duration::from_secs(seconds);
                 ip::run(&ip::Options { protocol, phase, runs: runs.into(), json, picture, files })
+            }
+            Some(Case::Ndn { sizes, repeats, policy_fetches, full, json, picture, files }) => {
+                let (default_sizes, default_repeats, default_fetches) =
+                    if full { (SIZES.to_vec(), 20, 10_000) } else { (SIZES[..2].to_vec(), 5, 400) };
+                ndn::run(&ndn::Options {
+                    sizes: sizes.unwrap_or(default_sizes),
+                    repeats: repeats.unwrap_or(default_repeats),
+                    policy_fetches: policy_fetches.unwrap_or(default_fetches),
+                    json,
+                    picture,
+                    files,
+                })
             }
             Some(Case::Pep { requests, pause_ms, downloads, json, picture, files }) => {
                 let pause = Duration::from_millis(pause_ms);

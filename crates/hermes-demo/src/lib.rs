@@ -4,6 +4,7 @@
 //! nothing failed. A controller and three nodes run as separate processes; the services and their clients run in this
 //! process. Never: root, a fixed port, a file outside of one temporary directory, or anything left behind.
 
+mod bar_chart;
 mod ca;
 mod case;
 mod change;
@@ -13,7 +14,9 @@ mod command;
 mod content;
 mod interrupt;
 mod ip;
+mod machine_row;
 mod namespace;
+mod ndn;
 mod origins;
 mod overlay;
 mod pep;

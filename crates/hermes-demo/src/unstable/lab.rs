@@ -8,11 +8,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use hermes_lab::{Conditions, End, Link, turns};
+use hermes_lab::{Conditions, Link, turns};
 use tokio::task::JoinSet;
 
-use crate::namespace::{CONGESTION_CONTROL, Namespace};
+use crate::machine_row::{MachineRow, RowNetwork};
+use crate::namespace::Namespace;
 use crate::origins::{self, ServerTls};
 
 /// The prefix of every namespace's name; the demo's pid follows, which identifies leftovers.
@@ -27,8 +27,7 @@ pub(super) const WEB: u16 = 8081;
 pub(super) const SECURE: u16 = 8443;
 /// The server's name, for clients and in its certificate.
 pub(super) const NAME: &str = "UNSTABLE";
-/// Device names, by the direction of their link.
-const DEVICES: [&str; 2] = ["to-client", "to-server"];
+const NETWORK: RowNetwork = RowNetwork(72);
 
 /// Four machines in a row.
 #[derive(Debug)]
@@ -42,7 +41,7 @@ pub(super) struct Lab {
 
 /// The addresses of a link's ends, the client's side first.
 pub(super) fn ends(link: usize) -> [Ipv4Addr; 2] {
-    [1, 2].map(|end| Ipv4Addr::new(10, 72, link as u8, end))
+    NETWORK.ends(link)
 }
 
 /// The length of a cycle, in which every link is up once.
@@ -56,15 +55,10 @@ impl Lab {
     /// # Errors
     /// Returns iproute2's error, or the reason why no TUN device is available.
     pub(super) fn new(number: usize, tls: ServerTls, conditions: impl Fn(usize) -> Conditions) -> anyhow::Result<Self> {
-        let own = |node: usize| if node == 0 { ends(0)[0] } else { ends(node - 1)[1] };
-        let places = (0..NODES).map(|node| Namespace::new(PREFIX, number, &format!("n{}", node + 1), own(node)));
-        let places = places.collect::<anyhow::Result<Vec<_>>>()?;
-        let epoch = Instant::now();
-        let links = (0..LINKS).map(|link| join(link, &places[link], &places[link + 1], conditions(link), epoch));
-        let links = links.collect::<anyhow::Result<Vec<_>>>()?;
-        for (node, place) in places.iter().enumerate() {
-            forward(node, place)?;
-        }
+        let names: Vec<String> = (0..NODES).map(|node| format!("n{}", node + 1)).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let row = MachineRow::new(PREFIX, number, NETWORK, &names, |link| Some(conditions(link)))?;
+        let MachineRow { links, places, epoch } = row;
         let mut origins = JoinSet::new();
         let server = &places[NODES - 1];
         let web = server.listen((Ipv4Addr::UNSPECIFIED, WEB).into())?;
@@ -99,37 +93,4 @@ impl Lab {
     pub(super) fn server(&self) -> SocketAddr {
         (self.places[NODES - 1].address, WEB).into()
     }
-}
-
-/// Creates a link. Its ends have static neighbour entries: neighbour discovery would fail while the link is down.
-fn join(
-    link: usize,
-    near: &Namespace,
-    far: &Namespace,
-    conditions: Conditions,
-    epoch: Instant,
-) -> anyhow::Result<Link> {
-    let [to_client, to_server] = DEVICES;
-    let pair = [End { namespace: near.name(), device: to_server }, End { namespace: far.name(), device: to_client }];
-    let laid = Link::new(pair, [conditions.clone(), conditions], epoch).context("a link between two namespaces")?;
-    let addresses = ends(link);
-    let [of_near, of_far] = laid.ethernet();
-    let sides = [(near, to_server, addresses, of_far), (far, to_client, [addresses[1], addresses[0]], of_near)];
-    for (place, device, [own, other], ethernet) in sides {
-        place.ip(&format!(
-            "addr add {own}/24 dev {device}\nlink set {device} up\n\
-             route replace 10.72.{link}.0/24 dev {device} src {own} congctl {CONGESTION_CONTROL}\n\
-             neigh replace {other} lladdr {ethernet} dev {device} nud permanent\n"
-        ))?;
-    }
-    Ok(laid)
-}
-
-/// Adds routes to the links that are not attached to a machine, and enables IP forwarding.
-fn forward(node: usize, place: &Namespace) -> anyhow::Result<()> {
-    for link in (0..LINKS).filter(|link| *link + 1 != node && *link != node) {
-        let via = if link < node { ends(node - 1)[0] } else { ends(node)[1] };
-        place.ip(&format!("route add 10.72.{link}.0/24 via {via} congctl {CONGESTION_CONTROL}\n"))?;
-    }
-    place.forward()
 }

@@ -330,6 +330,7 @@ fn ctrl_c_takes_the_network_of_a_case_down() {
         (&["ip"][..], "(a) ingress and server", "hermes-ip-", 12),
         (&["unstable", "--cases", "direct,hermes"], "one link up at a time", "hermes-unstable-", 8),
         (&["pep"], "requests on each way", "hermes-pep-", 4),
+        (&["ndn"], "seven nodes", "hermes-ndn-", 4),
     ] {
         let temporary = tempfile::tempdir().unwrap();
         let mut running = Running::start(demo(temporary.path(), case).stdout(Stdio::null()).stderr(Stdio::piped()));
@@ -433,6 +434,35 @@ fn the_unstable_case_runs_without_envoy_and_reports_it() {
 }
 
 #[test]
+fn packets_of_ndn_reach_the_replica_of_their_user_and_namespace() {
+    if !can_run_ip() {
+        return;
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let picture = tempfile::NamedTempFile::new().unwrap();
+    let path = picture.path().to_str().unwrap();
+    let sizes = ["--sizes", "0,200000", "--repeats", "1", "--policy-fetches", "20"];
+    let arguments = [&["ndn", "--json", "--picture", path], &sizes[..]].concat();
+    let child = demo(temporary.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert_nothing_is_left(temporary.path());
+    assert_eq!(namespaces("hermes-ndn-", pid), Vec::<String>::new());
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    // With each of three versions of HTTP.
+    assert_eq!((&figures["landed"], &figures["policy_fetches"]), (&60.into(), &60.into()), "{text}");
+    let lines = figures["lines"].as_array().unwrap();
+    let ways: Vec<&str> = lines.iter().filter_map(|line| line["way"].as_str()).collect();
+    assert_eq!(ways, ["udp", "tcp", "h1", "h2", "h3", "udp", "tcp", "h1", "h2", "h3"], "{text}");
+    // 200,000 bytes take 160 ms at 10 Mbit/s, on every way.
+    assert!(lines[5..].iter().all(|line| line["median_s"].as_f64() > Some(0.16)), "{text}");
+    assert_eq!(lines[2]["published"]["milliseconds"], 2.2, "{text}");
+    assert!(std::fs::read_to_string(path).unwrap().contains("overlay, HTTP/3"), "{text}");
+}
+
+#[test]
 fn connections_are_split_over_every_architecture() {
     if !can_run_ip() {
         return;
@@ -475,6 +505,7 @@ fn a_case_fails_before_it_begins_if_a_named_file_is_missing() {
         (&["unstable", "--quick", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
         (&["ip", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
         (&["pep", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
+        (&["ndn", "--picture", "/no/a.svg"], "--picture: /no/a.svg cannot be written"),
     ] {
         let output = demo(temporary.path(), arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
@@ -494,7 +525,7 @@ fn a_case_without_root_names_the_missing_privilege() {
     std::fs::copy(hermes(), &binary).unwrap();
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(place.path(), open).unwrap();
-    for case in ["video", "ip", "unstable", "pep"] {
+    for case in ["video", "ip", "unstable", "pep", "ndn"] {
         let output = Command::new("setpriv")
             .args(["--reuid", "65534", "--clear-groups"])
             .arg(&binary)
