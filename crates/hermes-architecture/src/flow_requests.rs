@@ -11,6 +11,11 @@ use http::HeaderMap;
 
 /// A flow that was requested, and neither accepted nor refused. Dropping it refuses it without a reason.
 pub trait RequestedFlow {
+    /// Waits until the requester withdraws its request. Never ready where an architecture does not tell.
+    fn gone(&self) -> impl Future<Output = ()> {
+        std::future::pending()
+    }
+
     /// Accepts the flow. `None`: the requester no longer waits.
     fn accept(self) -> impl Future<Output = Option<ByteStream>>;
 
@@ -30,8 +35,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Reads the reason from the response to a tunnel request: the error type of RFC 9209. The first one is that of the
-    /// last node.
+    /// Reads the reason from the response to a tunnel request: the error type of RFC 9209. Each node appends
+    /// its own, so the first one is that of the node next to the destination.
     pub fn of(response: &HeaderMap) -> Self {
         let status = response.get(headers::PROXY_STATUS).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let cause = status.split("error=").nth(1).and_then(|rest| rest.split([';', ',', ' ']).next());

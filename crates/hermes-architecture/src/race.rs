@@ -48,7 +48,7 @@ pub struct Standings {
 struct Standing {
     /// The place of the preferred architecture in the route.
     preferred: usize,
-    /// The last winner of a heat other than the preferred one, and the number of heats that it has won in a row.
+    /// The architecture that won the last heats in place of the preferred one, and the number of these heats.
     challenger: (usize, u32),
     /// The time of the next heat, in milliseconds of the worker's clock.
     next_heat: u64,
@@ -57,50 +57,50 @@ struct Standing {
 impl Standing {
     /// Records who won a session.
     fn record(&mut self, winner: usize, is_heat: bool, has_preferred_failed: bool) {
+        if !is_heat && !has_preferred_failed {
+            return;
+        }
         if winner == self.preferred {
-            if is_heat {
-                self.challenger = (winner, 0);
-            }
+            self.challenger = (winner, 0);
             return;
         }
         let wins = if self.challenger.0 == winner { self.challenger.1 + 1 } else { 1 };
         self.challenger = (winner, wins);
-        if has_preferred_failed || (is_heat && wins >= WINS) {
+        if has_preferred_failed || wins >= WINS {
             (self.preferred, self.challenger) = (winner, (winner, 0));
         }
     }
 }
 
 impl Standings {
-    /// Returns the preferred architecture of `count`, and whether this session is a heat.
-    fn before(&self, key: &RaceKey, now: u64, count: usize) -> (usize, bool) {
+    /// Returns the preferred architecture of `count`, and whether this session is a heat. `None`: the table has no room
+    /// for this destination.
+    fn before(&self, key: &RaceKey, now: u64, count: usize) -> Option<(usize, bool)> {
         let mut all = self.by_destination.borrow_mut();
-        match all.get_mut(key) {
-            // A reload may have made the race shorter.
-            Some(standing) if standing.preferred < count => {
-                let is_heat = now >= standing.next_heat;
-                if is_heat {
-                    standing.next_heat = now + HEAT_INTERVAL;
-                }
-                (standing.preferred, is_heat)
-            }
-            _ => (0, true),
-        }
-    }
-
-    /// Records the winner of a session. `false`: nothing more can be remembered.
-    fn after(&self, key: RaceKey, now: u64, winner: usize, is_heat: bool, has_preferred_failed: bool) -> bool {
-        let mut all = self.by_destination.borrow_mut();
-        if all.len() >= MAX_DESTINATIONS && !all.contains_key(&key) {
+        if all.len() >= MAX_DESTINATIONS && !all.contains_key(key) {
             // Destinations that are still in use have had a heat since.
             all.retain(|_, standing| now < standing.next_heat);
             if all.len() >= MAX_DESTINATIONS {
-                return false;
+                return None;
             }
         }
-        let first = Standing { next_heat: now + HEAT_INTERVAL, ..Standing::default() };
-        all.entry(key).or_insert(first).record(winner, is_heat, has_preferred_failed);
-        true
+        let standing = all.entry(key.clone()).or_default();
+        // A reload may have made the race shorter.
+        if standing.preferred >= count {
+            *standing = Standing::default();
+        }
+        let is_heat = now >= standing.next_heat;
+        if is_heat {
+            standing.next_heat = now + HEAT_INTERVAL;
+        }
+        Some((standing.preferred, is_heat))
+    }
+
+    /// Records the winner of a session.
+    fn after(&self, key: &RaceKey, winner: usize, is_heat: bool, has_preferred_failed: bool) {
+        if let Some(standing) = self.by_destination.borrow_mut().get_mut(key) {
+            standing.record(winner, is_heat, has_preferred_failed);
+        }
     }
 }
 
@@ -126,7 +126,11 @@ impl Architecture for Race<'_> {
         Box::pin(async move {
             let key = (self.route.name.clone(), entry.facts.authority.clone());
             let count = self.alternatives.len();
-            let (preferred, is_heat) = self.standings.before(&key, self.outbound.now(), count);
+            let known = self.standings.before(&key, self.outbound.now(), count);
+            if known.is_none() {
+                self.outbound.shared.metrics.limit("race-destinations");
+            }
+            let (preferred, is_heat) = known.unwrap_or_default();
             let order = (0..count).map(|at| (preferred + at) % count);
             let mut waiting =
                 order.filter(|at| self.alternatives.get(*at).is_some_and(|one| one.reaches(&entry.facts)));
@@ -152,9 +156,7 @@ impl Architecture for Race<'_> {
                 match outcome.flatten() {
                     Some((winner, Ok(stream))) => {
                         let has_failed = errors.iter().any(|(at, _)| *at == preferred);
-                        if !self.standings.after(key, self.outbound.now(), winner, is_heat, has_failed) {
-                            self.outbound.shared.metrics.limit("race-destinations");
-                        }
+                        self.standings.after(&key, winner, is_heat, has_failed);
                         return Ok(stream);
                     }
                     Some((at, Err(error))) => {
@@ -186,8 +188,8 @@ mod tests {
     }
 
     fn run(standings: &Standings, now: u64, winner: usize, has_failed: bool) -> usize {
-        let (preferred, is_heat) = standings.before(&key(80), now, 2);
-        standings.after(key(80), now, winner, is_heat, has_failed && preferred != winner);
+        let (preferred, is_heat) = standings.before(&key(80), now, 2).unwrap();
+        standings.after(&key(80), winner, is_heat, has_failed && preferred != winner);
         preferred
     }
 
@@ -198,41 +200,50 @@ mod tests {
         let preferred: Vec<usize> = winners
             .iter()
             .enumerate()
-            .map(|(at, winner)| run(&standings, at as u64 * 10 * SECOND, *winner, false))
+            .map(|(at, winner)| run(&standings, (at as u64 + 1) * 10 * SECOND, *winner, false))
             .collect();
         assert_eq!(preferred, [0; 6]);
-        assert_eq!(run(&standings, 60 * SECOND, 1, false), 1);
+        assert_eq!(run(&standings, 70 * SECOND, 1, false), 1);
     }
 
     #[test]
     fn sessions_between_heats_change_nothing() {
         let standings = Standings::default();
-        run(&standings, 0, 0, false);
-        for at in 1..10 {
-            assert_eq!(standings.before(&key(80), at * SECOND, 2), (0, false));
+        run(&standings, 10 * SECOND, 0, false);
+        for at in 11..20 {
+            assert_eq!(standings.before(&key(80), at * SECOND, 2), Some((0, false)));
             run(&standings, at * SECOND, 1, false);
         }
-        assert_eq!(standings.before(&key(80), 10 * SECOND, 2), (0, true));
+        // One heat that another architecture wins is not three.
+        assert_eq!(run(&standings, 20 * SECOND, 1, false), 0);
+        assert_eq!(standings.before(&key(80), 30 * SECOND, 2), Some((0, true)));
+    }
+
+    #[test]
+    fn sessions_that_begin_together_have_one_heat() {
+        let standings = Standings::default();
+        let heats = (0..5).filter(|_| standings.before(&key(80), SECOND, 2).unwrap().1);
+        assert_eq!(heats.count(), 1);
     }
 
     #[test]
     fn a_failure_changes_the_preference_at_once() {
         let standings = Standings::default();
-        run(&standings, 0, 0, false);
-        run(&standings, SECOND, 1, true);
-        assert_eq!(standings.before(&key(80), 2 * SECOND, 2), (1, false));
+        run(&standings, SECOND, 0, false);
+        run(&standings, 2 * SECOND, 1, true);
+        assert_eq!(standings.before(&key(80), 3 * SECOND, 2), Some((1, false)));
         // After a reload, the race has one destination.
-        assert_eq!(standings.before(&key(80), 2 * SECOND, 1), (0, true));
+        assert_eq!(standings.before(&key(80), 3 * SECOND, 1), Some((0, true)));
     }
 
     #[test]
     fn the_table_is_bounded() {
         let standings = Standings::default();
         for port in 1..=MAX_DESTINATIONS as u16 {
-            assert!(standings.after(key(port), 0, 0, true, false));
+            assert!(standings.before(&key(port), SECOND, 2).is_some());
         }
-        assert!(!standings.after(key(60_000), SECOND, 0, true, false));
-        assert!(standings.after(key(60_000), HEAT_INTERVAL, 0, true, false));
+        assert_eq!(standings.before(&key(60_000), 2 * SECOND, 2), None);
+        assert!(standings.before(&key(60_000), SECOND + HEAT_INTERVAL, 2).is_some());
         assert_eq!(standings.by_destination.borrow().len(), 1);
     }
 }

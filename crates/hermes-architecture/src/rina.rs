@@ -71,9 +71,10 @@ impl IpcProcesses {
         host::spare(&socket)?;
         let mtu = u16::try_from(udp::whole_payload(neighbour)?).unwrap_or(MAX_MTU);
         let key = membership.key.as_ref().and_then(|file| generation.file(file));
-        let process = IpcProcess::start(outbound, socket, config(&membership.dif, key, mtu))?;
-        // Only neighbours of this node request flows, and no listener takes them.
-        process.close();
+        if membership.key.is_some() && key.is_none() {
+            return Err(io::Error::other("the key of the DIF was not loaded"));
+        }
+        let process = IpcProcess::start(outbound, socket, config(&membership.dif, key, mtu), false)?;
         known.insert(place, (generation.number, Rc::downgrade(&process)));
         Ok(process)
     }
@@ -123,8 +124,11 @@ impl Rina<'_> {
     async fn allocate(&self, entry: &SessionEntry, label: &Arc<str>) -> Result<ByteStream, Error> {
         let target = &self.config.neighbour;
         let found = addresses(self.outbound, &target.host, None).await?;
-        let address = found.now().first().ok_or_else(|| Error::Resolve(format!("{} has no address", target.host)))?;
-        let neighbour = SocketAddr::new(*address, target.port);
+        let first = found.now().first().copied();
+        let late = if first.is_none() { found.late().await } else { Vec::new() };
+        let address = first.or_else(|| late.first().copied());
+        let address = address.ok_or_else(|| Error::Resolve(format!("{} has no address", target.host)))?;
+        let neighbour = SocketAddr::new(address, target.port);
         let failed = |source| Error::no_connection(&self.outbound.shared.metrics, label, source);
         let process = self.processes.process(self.outbound, &self.config.membership, neighbour).map_err(failed)?;
         let request = self.names(&entry.facts);
@@ -202,6 +206,10 @@ impl RequestedRinaFlow {
 }
 
 impl RequestedFlow for RequestedRinaFlow {
+    async fn gone(&self) {
+        poll_fn(|cx| self.process.poll_gone(cx, self.flow)).await;
+    }
+
     async fn accept(mut self) -> Option<ByteStream> {
         self.is_decided = true;
         let stream = FlowStream::new(self.process.clone(), self.flow);

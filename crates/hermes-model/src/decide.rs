@@ -191,13 +191,12 @@ fn is_open_proxy(route: &Route, facts: &Facts, snapshot: &Snapshot) -> bool {
 fn has_fixed_target(facts: &Facts, snapshot: &Snapshot) -> bool {
     let listener = snapshot.listeners.iter().find(|listener| listener.name == facts.listener);
     listener.is_some_and(|listener| {
-        matches!(
-            listener.protocol,
-            ListenerProtocol::Tcp { .. }
-                | ListenerProtocol::Udp { .. }
-                | ListenerProtocol::Ip(_)
-                | ListenerProtocol::Transparent(_)
-        )
+        match &listener.protocol {
+            ListenerProtocol::Tcp { .. } | ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => true,
+            // Requests of HTTP name hosts of their own.
+            ListenerProtocol::Transparent(transparent) => !transparent.http,
+            _ => false,
+        }
     })
 }
 

@@ -268,7 +268,11 @@ impl Fetch {
             // The content ends before it: a pipeline asks for segments before it knows the last one.
             Wanted::Segment(number) if number > 0 && self.last.is_none() => {
                 let absent = self.absent.map_or(number, |absent| absent.min(number));
+                if self.waiting.range(absent..).next().is_some() {
+                    return Err(FetchError::Unexpected);
+                }
                 self.absent = Some(absent);
+                self.repeat.retain(|wanted| !matches!(wanted, Wanted::Segment(number) if *number >= absent));
                 self.under_way.retain(|wanted, _| !matches!(wanted, Wanted::Segment(number) if *number >= absent));
                 if absent <= self.next_out {
                     self.phase = Phase::Complete;

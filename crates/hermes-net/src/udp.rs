@@ -35,9 +35,10 @@ pub const MAX_PAYLOAD: usize = 65_507;
 /// left, so a socket that is watched for both wakes its thread for each datagram that it sends.
 pub struct UdpSocket {
     io: AsyncFd<std::net::UdpSocket>,
-    /// Watches a socket whose buffer was full, through a descriptor of its own; `None` until then, and after each
-    /// `WouldBlock`.
+    /// Watches a socket whose buffer was full, through a descriptor of its own; `None` otherwise.
     writable: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
+    /// A task has polled `writable` and waits.
+    is_awaited: Cell<bool>,
     state: &'static UdpSocketState,
     /// GSO failed once, for example on a device without checksum offload. Since then, datagrams are sent one by one.
     no_segmentation: Cell<bool>,
@@ -251,7 +252,13 @@ impl UdpSocket {
         receive_merged(&socket);
         socket.set_nonblocking(true)?;
         let io = watch(socket, Interest::READABLE)?;
-        Ok(Self { io, writable: RefCell::default(), state, no_segmentation: Cell::new(false) })
+        Ok(Self {
+            io,
+            writable: RefCell::default(),
+            is_awaited: Cell::new(false),
+            state,
+            no_segmentation: Cell::new(false),
+        })
     }
 
     /// The local address.
@@ -328,7 +335,9 @@ impl UdpSocket {
     /// # Errors
     /// The errors of the socket.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.writable()?.poll_write_ready(cx).map_ok(drop)
+        let polled = self.writable()?.poll_write_ready(cx).map_ok(drop);
+        self.is_awaited.set(polled.is_pending());
+        polled
     }
 
     /// Sends one datagram, and waits while the socket buffer is full. Several tasks may send. Cancel safe.
@@ -368,9 +377,11 @@ impl UdpSocket {
 
     fn send_segments(&self, destination: SocketAddr, contents: &[u8], segment_size: Option<usize>) -> io::Result<()> {
         let transmit = Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
-        let sent = self.state.try_send(UdpSockRef::from(self.io.get_ref()), &transmit);
-        if sent.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
-            // The next registration reports space that becomes free from now on.
+        let send = || self.state.try_send(UdpSockRef::from(self.io.get_ref()), &transmit);
+        let watched = self.writable.borrow().clone();
+        // A registration learns here that the buffer is full again.
+        let sent = watched.map_or_else(send, |watched| watched.try_io(Interest::WRITABLE, |_| send()));
+        if sent.is_ok() && !self.is_awaited.get() {
             self.writable.replace(None);
         }
         sent

@@ -486,11 +486,13 @@ pub(crate) fn trust_of(
 }
 
 /// The trust in a peer that presents no certificate.
-fn trust_by_address(listener: &Listener, source: SocketAddr) -> Trust {
-    if contains(&listener.trust, source) { Trust::Address } else { Trust::Anonymous }
+/// The trust of a peer without a certificate. A member of a DIF with a key is trusted.
+pub(crate) fn trust_by_address(listener: &Listener, source: SocketAddr) -> Trust {
+    let has_key = matches!(&listener.protocol, ListenerProtocol::Rina(membership) if membership.key.is_some());
+    if has_key || contains(&listener.trust, source) { Trust::Address } else { Trust::Anonymous }
 }
 
-pub(crate) fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {
+fn contains(prefixes: &[ipnet::IpNet], source: SocketAddr) -> bool {
     prefixes.iter().any(|prefix| prefix.contains(&source.ip().to_canonical()))
 }
 

@@ -53,6 +53,11 @@ pub struct Dif {
     hints: HintBudget,
 }
 
+/// The part of the free bytes that one flow may have unread: an eighth.
+const RECEIVE_SHARE: usize = 8;
+/// The bytes that each flow may have unread while any are free.
+const MIN_RECEIVE_SHARE: usize = 64 << 10;
+
 /// Slots of flows that may have PDUs to send, each at most once.
 #[derive(Debug, Default)]
 struct ActiveQueue {
@@ -292,8 +297,10 @@ impl Dif {
         }
     }
 
-    /// Returns the number of bytes that all flows together may still receive.
-    fn receive_room(&self) -> usize {
-        self.config.limits.total_receive.saturating_sub(self.receive_used)
+    /// Returns the number of bytes that a flow may still receive, which has this number unread. One flow gets a part of
+    /// what is free, so that flows whose application does not read leave room for others.
+    fn receive_room(&self, unread: usize) -> usize {
+        let free = self.config.limits.total_receive.saturating_sub(self.receive_used);
+        (free / RECEIVE_SHARE).max(MIN_RECEIVE_SHARE).saturating_sub(unread).min(free)
     }
 }

@@ -213,6 +213,11 @@ impl FlowTable {
         self.slots.len() - self.free.len()
     }
 
+    /// Returns the unread bytes of a flow.
+    pub(crate) fn unread(&self, slot: u16) -> usize {
+        self.slot(slot).map_or(0, |flow| flow.buffered().1)
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.len() >= self.limit
     }

@@ -57,7 +57,10 @@ impl IdleFaces {
             faces.retain(|(since, face)| since.elapsed() < IDLE_TIME && !face.to_face.is_closed());
             !faces.is_empty()
         });
-        all.get_mut(uri)?.pop().map(|(_, face)| face)
+        let (_, mut face) = all.get_mut(uri)?.pop()?;
+        // Answers that the last fetch no longer needed.
+        while face.from_face.try_recv().is_ok() {}
+        Some(face)
     }
 
     /// Keeps a face until it is needed, or for a while.

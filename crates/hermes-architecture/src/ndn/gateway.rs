@@ -86,7 +86,9 @@ pub async fn serve(
         let limits = format!("at most {MAX_COMPONENTS} components and {MAX_NAME_BYTES} bytes");
         return Err(Error::Malformed(format!("the path is too long for a name of content: {limits}")));
     }
-    let face = match idle.take(&config.uri) {
+    let kept = idle.take(&config.uri);
+    let is_kept = kept.is_some();
+    let face = match kept {
         Some(face) => {
             *entry.peer.borrow_mut() = Some(label(&config.uri, route));
             face
@@ -95,11 +97,18 @@ pub async fn serve(
     };
     let limits = FetchLimits { patience: route.timeout.progress, ..FetchLimits::default() };
     let nonce = u32::try_from(worker.random().1 & u64::from(u32::MAX)).unwrap_or_default();
-    let fetch = Fetch::new(name, limits, nonce);
+    let fetch = Fetch::new(name.clone(), limits, nonce);
     let trust = TrustSchema::of(generation, config);
     let started = Instant::now();
     let mut transfer = Transfer { worker: worker.clone(), face, fetch, trust, started };
-    let first = transfer.next_content().await.map_err(|error| failure(error, entry))?.unwrap_or_default();
+    let mut first = transfer.next_content().await;
+    if is_kept && matches!(first, Err(TransferError::Closed)) {
+        // The forwarder has closed the face since its last use.
+        transfer.face = connect_face(worker, entry, &config.uri, route).await?;
+        transfer.fetch = Fetch::new(name, limits, nonce);
+        first = transfer.next_content().await;
+    }
+    let first = first.map_err(|error| failure(error, entry))?.unwrap_or_default();
     let mut response = Response::new(Body::Empty);
     if let Some(data) = transfer.fetch.first() {
         describe(data, response.headers_mut());

@@ -43,7 +43,9 @@ pub struct IpcProcess {
     wakes_at: Cell<Option<Duration>>,
     /// The counters as the metrics have them.
     reported: Cell<Counters>,
-    /// No listener takes flows that neighbours request.
+    /// A listener takes the flows that neighbours request. Its process ends with it; another one keeps its neighbours.
+    has_listener: bool,
+    /// Flows that neighbours request are refused.
     is_closed: Cell<bool>,
     /// The process has ended; its socket may belong to another one.
     is_stopped: Cell<bool>,
@@ -70,11 +72,17 @@ struct Output {
 }
 
 impl IpcProcess {
-    /// Starts a process on a socket. A task of the worker drives it.
+    /// Starts a process on a socket. A task of the worker drives it. Without a listener, flows that neighbours request
+    /// are refused.
     ///
     /// # Errors
     /// The configuration is invalid, or the socket refuses its options.
-    pub fn start(outbound: &Rc<Outbound>, socket: std::net::UdpSocket, config: Config) -> io::Result<Rc<Self>> {
+    pub fn start(
+        outbound: &Rc<Outbound>,
+        socket: std::net::UdpSocket,
+        config: Config,
+        has_listener: bool,
+    ) -> io::Result<Rc<Self>> {
         let mut seed = [0; 32];
         for part in seed.chunks_exact_mut(16) {
             part.copy_from_slice(&outbound.random().0.to_be_bytes());
@@ -92,7 +100,8 @@ impl IpcProcess {
             output: RefCell::default(),
             wakes_at: Cell::default(),
             reported: Cell::default(),
-            is_closed: Cell::new(false),
+            has_listener,
+            is_closed: Cell::new(!has_listener),
             is_stopped: Cell::new(false),
         });
         outbound.spawn(drive(this.clone()));
@@ -130,18 +139,33 @@ impl IpcProcess {
 
     /// Returns the next flow that a neighbour requests: the flow, the neighbour's address, and the names.
     pub(super) fn poll_requested(&self, cx: &Context<'_>) -> Poll<(FlowId, SocketAddr, FlowRequest)> {
-        if let Some(next) = self.requested.borrow_mut().pop_front() {
-            return Poll::Ready(next);
+        while let Some(next) = self.requested.borrow_mut().pop_front() {
+            if self.flows.borrow().get(&next.0).is_some_and(|waiting| waiting.ended.is_none()) {
+                return Poll::Ready(next);
+            }
+            // Its requester has withdrawn it.
+            self.flows.borrow_mut().remove(&next.0);
         }
         *self.listener.borrow_mut() = Some(cx.waker().clone());
         Poll::Pending
+    }
+
+    /// Waits until a requested flow no longer exists.
+    pub(super) fn poll_gone(&self, cx: &Context<'_>, flow: FlowId) -> Poll<()> {
+        match self.flows.borrow_mut().get_mut(&flow) {
+            Some(waiting) if waiting.ended.is_none() => {
+                waiting.read = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
     }
 
     /// Accepts a requested flow. `false`: its requester no longer waits.
     pub(super) fn accept(&self, flow: FlowId) -> bool {
         let is_accepted = self.dif.borrow_mut().accept(self.now(), flow).is_ok();
         if is_accepted {
-            self.flows.borrow_mut().insert(flow, Waiting { is_allocated: true, ..Waiting::default() });
+            self.flows.borrow_mut().entry(flow).or_default().is_allocated = true;
         }
         self.flush();
         is_accepted
@@ -149,6 +173,7 @@ impl IpcProcess {
 
     /// Refuses a requested flow.
     pub(super) fn refuse(&self, flow: FlowId, reason: Reason) {
+        self.flows.borrow_mut().remove(&flow);
         // A request that has expired needs no answer.
         let _ = self.dif.borrow_mut().refuse(self.now(), flow, reason);
         self.flush();
@@ -157,16 +182,14 @@ impl IpcProcess {
     /// Returns the next bytes of a flow; `None` after the last one.
     pub(super) fn poll_read(&self, cx: &Context<'_>, flow: FlowId) -> Poll<io::Result<Option<Bytes>>> {
         let read = self.dif.borrow_mut().read(self.now(), flow, READ_BYTES);
+        if let (Ok(Read::Blocked), Some(waiting)) = (&read, self.flows.borrow_mut().get_mut(&flow)) {
+            waiting.read = Some(cx.waker().clone());
+        }
         self.flush();
         match read {
             Ok(Read::Bytes(bytes)) => Poll::Ready(Ok(Some(bytes))),
             Ok(Read::End) => Poll::Ready(Ok(None)),
-            Ok(Read::Blocked) => {
-                if let Some(waiting) = self.flows.borrow_mut().get_mut(&flow) {
-                    waiting.read = Some(cx.waker().clone());
-                }
-                Poll::Pending
-            }
+            Ok(Read::Blocked) => Poll::Pending,
             Err(_) => Poll::Ready(self.result(flow).map(|()| None)),
         }
     }
@@ -174,18 +197,15 @@ impl IpcProcess {
     /// Writes from the front of `chunk` until it is empty.
     pub(super) fn poll_write(&self, cx: &Context<'_>, flow: FlowId, chunk: &mut Bytes) -> Poll<io::Result<()>> {
         let written = self.dif.borrow_mut().write(self.now(), flow, chunk);
+        if let (false, Some(waiting)) = (chunk.is_empty(), self.flows.borrow_mut().get_mut(&flow)) {
+            waiting.write = Some(cx.waker().clone());
+        }
         self.flush();
         if written.is_err() {
             self.result(flow)?;
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        if chunk.is_empty() {
-            return Poll::Ready(Ok(()));
-        }
-        if let Some(waiting) = self.flows.borrow_mut().get_mut(&flow) {
-            waiting.write = Some(cx.waker().clone());
-        }
-        Poll::Pending
+        if chunk.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     /// Ends the own direction of a flow.
@@ -211,6 +231,8 @@ impl IpcProcess {
             let _ = self.dif.borrow_mut().reset(self.now(), flow, Reason::Aborted);
             self.flush();
         }
+        // The driver may have waited for this flow only.
+        self.wake_driver();
     }
 
     /// Refuses flows that neighbours request from now on, and those that nobody has taken. Other flows continue.
@@ -262,6 +284,7 @@ impl IpcProcess {
                     let _ = self.dif.borrow_mut().refuse(self.now(), flow, Reason::Unreachable);
                 }
                 Event::FlowRequested { flow, peer, request } => {
+                    flows.insert(flow, Waiting::default());
                     self.requested.borrow_mut().push_back((flow, peer, request));
                     wake(&mut self.listener.borrow_mut());
                 }
@@ -337,11 +360,8 @@ impl IpcProcess {
     /// Whether the process has nothing left to do: no listener, no other user, no flow.
     fn is_finished(this: &Rc<Self>) -> bool {
         let usage = this.dif.borrow().usage();
-        if this.is_stopped.get() {
-            return true;
-        }
         let is_unused = Rc::strong_count(this) == 1 && usage.flows == 0;
-        is_unused && (this.is_closed.get() || usage.neighbours == 0)
+        is_unused && (usage.neighbours == 0 || this.has_listener && this.is_closed.get())
     }
 }
 
@@ -363,10 +383,18 @@ fn end(flows: &mut HashMap<FlowId, Waiting>, flow: FlowId, reason: FlowEnd) {
 async fn drive(this: Rc<IpcProcess>) {
     let mut sleep = Box::pin(tokio::time::sleep(Duration::ZERO));
     std::future::poll_fn(|cx| {
+        if this.is_stopped.get() {
+            return Poll::Ready(());
+        }
         *this.driver.borrow_mut() = Some(cx.waker().clone());
         receive(&this, cx);
-        if this.output.borrow().peer.is_some() && this.socket.poll_send_ready(cx).is_ready() {
-            this.flush();
+        if this.output.borrow().peer.is_some() {
+            match this.socket.poll_send_ready(cx) {
+                Poll::Ready(Ok(())) => this.flush(),
+                // The datagrams are lost, as on the way; the engine repeats them.
+                Poll::Ready(Err(_)) => *this.output.borrow_mut() = Output::default(),
+                Poll::Pending => {}
+            }
         }
         wait(&this, cx, sleep.as_mut());
         this.report();

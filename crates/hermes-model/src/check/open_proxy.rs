@@ -43,18 +43,21 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
         if !route.lets_client_choose_target() {
             continue;
         }
-        let reaching: Vec<String> = open
-            .iter()
-            .filter(|listener| admits(&route.matcher, listener))
-            .filter_map(|listener| Some(format!("{} ({})", listener.name, listener.bind?)))
-            .collect();
+        let reaching: Vec<&Listener> =
+            open.iter().copied().filter(|listener| admits(&route.matcher, listener)).collect();
+        let remedy = reaching.first().map_or("", |listener| match listener.protocol {
+            ListenerProtocol::Rina(_) => "add dif-key",
+            ListenerProtocol::Transparent(_) => "remove http",
+            _ => "add tls: {client: required}",
+        });
+        let reaching: Vec<String> = reaching.into_iter().map(place).collect();
         let is_device = matches!(route.action, Action::Device(_));
         if !reaching.is_empty() {
             report.problem(
                 format!("routes[{at}].terminate"),
                 format!(
                     "open proxy: it {} for every client of listener {}; \
-                     add tls: {{client: required}} there, or add user, listener or {} to the match",
+                     {remedy} there, or add user, listener or {} to the match",
                     if is_device { "forwards packets anywhere" } else { "dials any target" },
                     reaching.join(", "),
                     if is_device { "a network" } else { "a fixed authority" }
@@ -64,16 +67,28 @@ pub(super) fn open_proxies(listeners: &[(usize, Arc<Listener>)], routes: &[(usiz
     }
 }
 
+/// The listener's name, and where it accepts.
+fn place(listener: &Listener) -> String {
+    match listener.bind {
+        Some(bind) => format!("{} ({bind})", listener.name),
+        None => format!("{} (intercepted requests)", listener.name),
+    }
+}
+
 /// True if any client from elsewhere may request anything. At `tcp` and `udp` listeners the document names the target.
 /// If a listener trusts addresses, `decide` denies all others.
 fn is_open(listener: &Listener) -> bool {
     let authenticates = listener.tls.as_ref().is_some_and(|tls| tls.client == ClientAuth::Required);
     let trusts = !listener.trust.is_empty() && listener.trust.iter().all(|net| net.prefix_len() > 0);
-    matches!(listener.protocol, ListenerProtocol::Http | ListenerProtocol::Socks5)
-        // A dialling listener authenticates the peer that it dials.
-        && listener.bind.is_some_and(|bind| !bind.ip().to_canonical().is_loopback())
-        && !authenticates
-        && !trusts
+    // A dialling listener authenticates the peer that it dials.
+    let is_reachable = listener.bind.is_some_and(|bind| !bind.ip().to_canonical().is_loopback());
+    let lets_choose = match &listener.protocol {
+        ListenerProtocol::Http | ListenerProtocol::Socks5 => is_reachable,
+        ListenerProtocol::Rina(membership) => is_reachable && membership.key.is_none(),
+        ListenerProtocol::Transparent(transparent) => transparent.http,
+        _ => false,
+    };
+    lets_choose && !authenticates && !trusts
 }
 
 /// True if an anonymous session of this listener may match.

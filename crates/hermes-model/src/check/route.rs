@@ -193,7 +193,9 @@ fn build_race(section: &section::Terminate, at: &str, names: &Names<'_>, report:
             continue;
         }
         let Some(action) = build_terminate(alternative, &at, names, report) else { continue };
-        if action.carries(Kind::Tcp) {
+        if matches!(&action, Action::Face(Face { uri: FaceUri::Udp(_), .. })) {
+            report.problem(&at, "a UDP face stands without an answer and wins each race; use tcp:// or unix://");
+        } else if action.carries(Kind::Tcp) {
             all.push(action);
         } else {
             report.problem(&at, "only tcp, ndn and rina have a part in a race; add a route for the other sessions");

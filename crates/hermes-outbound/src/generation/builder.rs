@@ -139,13 +139,14 @@ impl<'a> Builder<'a> {
         for (path, membership) in listeners.chain(routes) {
             let Some(file) = &membership.key else { continue };
             self.note(&[file]);
-            match hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES) {
-                Err(error) => self.fault(path, format!("{}: {error}", file.display())),
-                Ok(key) if key.len() < MIN_DIF_KEY_BYTES => {
-                    let reason = format!("{} bytes; a key needs at least {MIN_DIF_KEY_BYTES}", key.len());
+            // The bytes that were noted are those that the node uses.
+            match self.files.get(file).map(Vec::len) {
+                None => self.fault(path, format!("{}: the file cannot be read", file.display())),
+                Some(length) if length < MIN_DIF_KEY_BYTES => {
+                    let reason = format!("{length} bytes; a key needs at least {MIN_DIF_KEY_BYTES}");
                     self.fault(path, format!("{}: {reason}", file.display()));
                 }
-                Ok(_) => {}
+                Some(_) => {}
             }
         }
     }

@@ -28,7 +28,11 @@ pub(super) async fn serve(
     let outcome = match request {
         Ok(mut request) => {
             request.connection = Some(connection.clone());
-            session::serve(worker, request).await
+            tokio::select! {
+                outcome = session::serve(worker, request) => outcome,
+                // Dropping the session ends its attempt.
+                () = flow.gone() => return,
+            }
         }
         Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
     };

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use hermes_architecture::flow_requests::{Refusal, RequestedFlow};
 use hermes_architecture::rina::{IpcProcess, RequestedRinaFlow, config};
 use hermes_model::authority::Authority;
-use hermes_model::facts::{Kind, Trust};
+use hermes_model::facts::Kind;
 use hermes_model::snapshot::{DifMembership, ListenerProtocol};
 use hermes_rina::MAX_MTU;
 
@@ -38,9 +38,13 @@ impl Membership {
 
     /// Starts a process. `None`, with an error in the log, if it cannot start.
     fn start(&self, worker: &Rc<Worker>, socket: &UdpSocket, listener: &str) -> Option<Rc<IpcProcess>> {
-        // The neighbour knows the path; the smaller PDU size of both counts.
+        if self.config.key.is_some() && self.key.is_none() {
+            tracing::error!(%listener, "the key of the DIF was not loaded; the listener accepts no flow");
+            return None;
+        }
+        // The requester knows the path; the smaller PDU size of the two is used.
         let config = config(&self.config.dif, self.key.as_deref(), MAX_MTU);
-        let started = socket.try_clone().and_then(|socket| IpcProcess::start(worker, socket, config));
+        let started = socket.try_clone().and_then(|socket| IpcProcess::start(worker, socket, config, true));
         let failed = |error| tracing::error!(%listener, %error, "cannot start an IPC process; the listener is deaf");
         started.map_err(failed).ok()
     }
@@ -53,17 +57,19 @@ pub(super) async fn accept_all(
     mut known: CurrentListener,
     ending: Rc<Oneshot<Ending>>,
 ) {
-    let mut running: Option<(Membership, Option<Rc<IpcProcess>>)> = None;
+    let mut running: Option<(Membership, Rc<IpcProcess>)> = None;
     loop {
         if let Some(membership) = Membership::of(&worker, &mut known)
             && running.as_ref().is_none_or(|(old, _)| *old != membership)
         {
             // Flows of the membership before end: its members may be others.
-            running.take().and_then(|(_, process)| process).inspect(|process| process.stop());
-            let process = membership.start(&worker, &socket, &known.name);
-            running = Some((membership, process));
+            if let Some((_, process)) = running.take() {
+                process.stop();
+            }
+            // A failed start is repeated with the next document.
+            running = membership.start(&worker, &socket, &known.name).map(|process| (membership, process));
         }
-        let process = running.as_ref().and_then(|(_, process)| process.as_ref());
+        let process = running.as_ref().map(|(_, process)| process);
         tokio::select! {
             flow = next(process) => take(&worker, &mut known, flow),
             () = worker.generation_set.notified() => {}
@@ -89,9 +95,8 @@ async fn next(process: Option<&Rc<IpcProcess>>) -> RequestedRinaFlow {
 /// Begins the session of a requested flow.
 fn take(worker: &Rc<Worker>, known: &mut CurrentListener, flow: RequestedRinaFlow) {
     let Some((state, _)) = known.current(worker) else { return };
-    let has_key = state.listener.authenticates();
-    let trust = if has_key { Trust::Address } else { Trust::Anonymous };
-    let source = flow.client().filter(|_| has_key).unwrap_or(flow.neighbour());
+    let trust = super::trust_by_address(&state.listener, flow.neighbour());
+    let source = flow.client().filter(|_| trust.is_believed()).unwrap_or(flow.neighbour());
     let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source, &trust) else {
         return flow.refuse(Refusal::Unreachable);
     };

@@ -94,8 +94,8 @@ fn refusal(route: &Route, kind: Kind) -> Option<StatusCode> {
 
 /// True if the session's user would be trusted today. A removed listener asserts no user.
 fn still_proves(generation: &Generation, listener: Option<&Arc<Listener>>, facts: &Facts, from: SocketAddr) -> bool {
-    let is_trusted = listener.is_some_and(|listener| listener::contains(&listener.trust, from));
-    if facts.trust == Trust::Address && !is_trusted {
+    let is_trusted = |listener: &Arc<Listener>| listener::trust_by_address(listener, from) == Trust::Address;
+    if facts.trust == Trust::Address && !listener.is_some_and(is_trusted) {
         return facts.user.is_none();
     }
     let today = match (listener.and_then(|listener| listener_user(listener)), &facts.trust) {

@@ -15,9 +15,9 @@ use crate::receiver::Dropped;
 
 impl Dif {
     pub(super) fn on_data(&mut self, now: Duration, peer: SocketAddr, header: &DataHeader, payload: Bytes) {
-        let room = self.receive_room();
         let received = payload.len();
         let found = self.flows.by_cep(header.to, peer);
+        let room = self.receive_room(found.map_or(0, |slot| self.flows.unread(slot)));
         let (Some(slot), Some(flow)) = (found, found.and_then(|slot| self.flows.slot_mut(slot))) else {
             return self.on_unknown(now, peer, header);
         };
@@ -151,7 +151,7 @@ impl Dif {
 
     /// Ends a flow whose directions are both complete.
     fn linger(&mut self, now: Duration, slot: u16) {
-        let room = self.receive_room();
+        let room = self.receive_room(self.flows.unread(slot));
         let Some(flow) = self.flows.slot_mut(slot) else { return };
         let State::Open(connection) = &mut flow.state else { return };
         let (id, peer, cep, remote_cep) = (flow.id, flow.peer, flow.cep, connection.remote_cep);

@@ -50,7 +50,7 @@ impl Dif {
 
     /// Appends datagrams of one flow.
     fn turn(&mut self, now: Duration, slot: u16, out: &mut BytesMut, max_segments: usize) -> Option<Turn> {
-        let room = self.receive_room();
+        let room = self.receive_room(self.flows.unread(slot));
         let flow = self.flows.slot_mut(slot)?;
         let State::Open(connection) = &mut flow.state else { return None };
         let (to, from, start) = (connection.remote_cep, flow.cep, out.len());

@@ -77,8 +77,7 @@ async fn by_udp(worker: &Worker, question: &Question, message: &Bytes, server: S
     host::spare(&socket)?;
     let socket = UdpSocket::from_std(socket)?;
     let (id, message) = dressed(message);
-    std::future::poll_fn(|cx| socket.poll_send_ready(cx)).await?;
-    socket.try_send(server, &message, message.len())?;
+    socket.send(server, &message).await?;
     std::future::poll_fn(|cx| {
         loop {
             let mut answer = None;
