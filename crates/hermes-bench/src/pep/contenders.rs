@@ -80,7 +80,7 @@ pub(super) fn start_router(hermes: &Path, router: &Namespace, dir: &Path) -> Res
          - {{name: flow, match: {{port: {FLOW_PORT}}}, terminate: {{{}}}}}\n\
          - {{name: named, match: {{kind: http}}, \
          terminate: {{ndn: 'udp://{SERVER}:{PRODUCER_PORT}', accept-digest: true}}}}\n\
-         - {{name: pep, match: {{kind: tcp}}, terminate: {{tcp: original, source: client}}}}\n",
+         - {{name: pep, match: {{listener: [split, held]}}, terminate: {{tcp: original, source: client}}}}\n",
         rina(APPLICATION_PORT),
         rina(EGRESS_PORT),
     );

@@ -42,7 +42,7 @@ fn ingress_document() -> String {
         format!("- {{name: overlay, match: {{kind: tcp, port: {overlay}}}, upstream: egress}}\n"),
         format!("- {{name: rina, match: {{kind: tcp, port: {rina}}}, terminate: {flow}}}\n"),
         format!("- {{name: ndn, match: {{kind: http}}, terminate: {named}}}\n"),
-        "- {name: split, match: {kind: tcp}, terminate: {tcp: original, source: client}}\n".to_owned(),
+        "- {name: split, match: {listener: pep}, terminate: {tcp: original, source: client}}\n".to_owned(),
         format!("upstreams:\n- {{name: egress, protocol: h2, endpoints: [\"{next}\"], overlay: true}}\n"),
     ]
     .concat()
