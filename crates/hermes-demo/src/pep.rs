@@ -1,8 +1,8 @@
 //! `hermes demo pep`: TCP connections that a router splits, over TCP and over other architectures (PEP-DNA).
 //!
 //! In: root, TUN devices and iproute2; HAProxy if installed. Out: for each way from a client to a server the time
-//! that it adds to a request, its rate, its gain where packets are lost, and the address that the server sees. The paper's
-//! figures stand beside them. Neither client nor server is configured. Exit status 0 only if all bytes arrived intact and each
+//! that it adds to a request, its rate, its gain where packets are lost, and the address that the server sees. The report has
+//! the paper's figures, too. Neither client nor server is configured. Exit status 0 only if all bytes arrived intact and each
 //! refusal reached the client. Never: a change outside of namespaces and of a directory that the demo created.
 
 mod figures;

@@ -79,7 +79,7 @@ impl RinaApplication {
             let now = self.now();
             match received {
                 Ok(Ok((_, peer))) => self.dif.handle_datagram(now, peer, self.buffer.split().freeze()),
-                // A neighbour that is not there.
+                // The kernel reports that an earlier datagram was refused: the neighbour does not run.
                 Ok(Err(_)) => {}
                 Err(_) => self.dif.handle_timeout(now),
             }
