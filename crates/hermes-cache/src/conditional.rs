@@ -40,10 +40,11 @@ impl Conditions {
         !self.none_match.is_empty() || self.modified_since.is_some()
     }
 
-    /// Whether the client already has the representation that `head` describes, so that the response is 304.
-    pub fn are_met(&self, head: &Head) -> bool {
+    /// Whether the client already has the representation that a response with these fields carries, so that the response
+    /// is 304.
+    pub fn are_met(&self, response: &HeaderMap) -> bool {
         if !self.none_match.is_empty() {
-            let tag = head.headers.get(ETAG);
+            let tag = response.get(ETAG);
             return self.none_match.iter().any(|line| {
                 line.as_bytes().trim_ascii() == b"*"
                     || tag.is_some_and(|tag| tags(line.as_bytes()).any(|known| opaque(known) == opaque(tag.as_bytes())))
@@ -51,25 +52,25 @@ impl Conditions {
         }
         let Some(since) = self.modified_since.as_ref().and_then(seconds_of_date) else { return false };
         // Without `Last-Modified`, `Date` is compared, because the representation changed no later than that.
-        match instant(&head.headers, &LAST_MODIFIED) {
+        match instant(response, &LAST_MODIFIED) {
             Some(changed) => changed <= since,
-            None => instant(&head.headers, &DATE).is_some_and(|sent| sent <= since),
+            None => instant(response, &DATE).is_some_and(|sent| sent <= since),
         }
     }
 
-    /// Whether the client may receive a 206: `If-Range` is absent, or its validator matches `head` (RFC 9110, section
-    /// 13.1.5).
-    pub fn want_part(&self, head: &Head) -> bool {
+    /// Whether the client may receive a 206: `If-Range` is absent, or its validator matches the response with these
+    /// fields (RFC 9110, section 13.1.5).
+    pub fn want_part(&self, response: &HeaderMap) -> bool {
         let Some(of) = &self.range else { return true };
         if of.as_bytes().starts_with(b"\"") {
-            return head.strong_etag() == Some(of);
+            return strong_etag(response) == Some(of);
         }
         // A date is a strong validator only if `Date` is at least a second later than it (RFC 9110, section 8.8.2.2).
         let is_strong = || {
-            let changed = instant(&head.headers, &LAST_MODIFIED);
-            changed.zip(instant(&head.headers, &DATE)).is_some_and(|(changed, sent)| changed < sent)
+            let changed = instant(response, &LAST_MODIFIED);
+            changed.zip(instant(response, &DATE)).is_some_and(|(changed, sent)| changed < sent)
         };
-        head.headers.get(LAST_MODIFIED) == Some(of) && is_strong()
+        response.get(LAST_MODIFIED) == Some(of) && is_strong()
     }
 }
 

@@ -95,7 +95,7 @@ impl CacheLookup {
 
     /// Returns the part of the representation that the response to this request contains.
     pub fn requested_range(&self, head: &Head, total: u64) -> Resolved {
-        if head.status != StatusCode::OK || !self.conditions.want_part(head) {
+        if head.status != StatusCode::OK || !self.conditions.want_part(&head.headers) {
             return Resolved::Whole;
         }
         self.asked.resolve(total)
@@ -103,7 +103,7 @@ impl CacheLookup {
 
     /// Whether the response is 304, because the client's copy is current.
     pub fn is_met(&self, head: &Head) -> bool {
-        head.status == StatusCode::OK && self.conditions.are_there() && self.conditions.are_met(head)
+        head.status == StatusCode::OK && self.conditions.are_there() && self.conditions.are_met(&head.headers)
     }
 
     /// Whether the stored ranges `shape` suffice to serve the request.

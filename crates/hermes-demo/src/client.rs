@@ -17,6 +17,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+use super::namespace::Namespace;
+
 /// The longest wait for one response.
 pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
@@ -57,6 +59,14 @@ impl Client {
         let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
         Self::over(stream).await
+    }
+
+    /// Connects from a namespace and speaks HTTP.
+    ///
+    /// # Errors
+    /// The connection fails.
+    pub(crate) async fn connect_from(place: &Namespace, address: SocketAddr) -> anyhow::Result<Self> {
+        Self::over(place.tcp()?.connect(address).await?).await
     }
 
     /// GET.

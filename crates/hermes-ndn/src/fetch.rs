@@ -6,6 +6,7 @@
 //! signature was not checked: the caller checks each packet before [`Fetch::take_data`].
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -158,6 +159,18 @@ impl Fetch {
         }
     }
 
+    /// Begins to fetch some segments under a prefix, of which each is known to exist.
+    pub fn segments(prefix: Name, segments: RangeInclusive<u64>, limits: FetchLimits, nonce: u32) -> Self {
+        let (first, last) = segments.into_inner();
+        let name = prefix.child(&Component::numbered(types::SEGMENT, first));
+        Self { last: Some(last), ..Self::new(name, limits, nonce) }
+    }
+
+    /// The number of the last segment, once it is known.
+    pub fn last_segment(&self) -> Option<u64> {
+        self.last
+    }
+
     /// The first Data of the content, once it has arrived.
     pub fn first(&self) -> Option<&Data> {
         self.first.as_ref()
@@ -222,9 +235,13 @@ impl Fetch {
         self.nonce.to_be_bytes()
     }
 
-    /// Whether Data answers an Interest that is under way. Other Data may be that of an earlier fetch on the same face.
-    pub fn awaits(&self, data: &Data) -> bool {
-        self.under_way.values().any(|sent| sent.is_answered_by(data))
+    /// Returns the Interest that Data answers.
+    fn answered(&self, data: &Data) -> Option<Wanted> {
+        let number = data.name.last().and_then(|last| last.number(types::SEGMENT));
+        let segment = number.map(Wanted::Segment);
+        let is_segment = |wanted: &Wanted| self.under_way.get(wanted).is_some_and(|sent| sent.is_answered_by(data));
+        let others = || self.under_way.iter().find(|(_, sent)| sent.is_answered_by(data)).map(|(wanted, _)| *wanted);
+        segment.filter(is_segment).or_else(others)
     }
 
     /// Takes a Data packet whose signature is valid. A packet that was not asked for changes nothing. `is_marked` tells
@@ -233,8 +250,7 @@ impl Fetch {
     /// # Errors
     /// The producer has no such content, or contradicts itself.
     pub fn take_data(&mut self, data: Data, is_marked: bool, now: Duration) -> Result<(), FetchError> {
-        let answered = self.under_way.iter().find(|(_, sent)| sent.is_answered_by(&data)).map(|(wanted, _)| *wanted);
-        let Some(wanted) = answered else { return Ok(()) };
+        let Some(wanted) = self.answered(&data) else { return Ok(()) };
         if let Some(sent) = self.under_way.remove(&wanted)
             && !sent.is_repeated
         {

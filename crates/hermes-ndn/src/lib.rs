@@ -4,7 +4,9 @@
 //! the NDN packet format 0.3, NDNLPv2, and the naming conventions of revision 3. Never: a socket, or a clock.
 
 pub mod content_store;
+mod data_store;
 pub mod fetch;
+pub mod forwarder;
 pub mod framing;
 pub mod lp;
 pub mod name;
@@ -13,6 +15,7 @@ pub mod publish;
 mod rtt;
 pub mod signature;
 pub mod tlv;
+pub mod trust;
 
 pub use name::{Component, Name};
 pub use packet::{Data, Interest, Packet};

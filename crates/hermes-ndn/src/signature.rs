@@ -222,6 +222,13 @@ impl Signer {
         Self { secret, info, random: SystemRandom::new() }
     }
 
+    /// Signs certificates with this validity period (see [`SignatureInfo::validity`]).
+    #[must_use]
+    pub fn for_certificates(mut self, begin: &str, end: &str) -> Self {
+        self.info.validity = Some((Bytes::copy_from_slice(begin.as_bytes()), Bytes::copy_from_slice(end.as_bytes())));
+        self
+    }
+
     /// The signature info of all packets that it signs.
     pub fn info(&self) -> &SignatureInfo {
         &self.info

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_architecture::Environment;
-use hermes_architecture::ndn::face::IdleFaces;
+use hermes_architecture::ndn::forwarder::Forwarders;
 use hermes_architecture::ndn::waiting_interest::{STORE_LIMITS, WaitingInterest};
 use hermes_architecture::race::Standings;
 use hermes_architecture::rina::IpcProcesses;
@@ -56,8 +56,8 @@ pub(crate) struct Worker {
     pub(crate) ndn_content: RefCell<ContentStore<WaitingInterest>>,
     /// The IPC processes through which routes request flows of RINA.
     pub(crate) ipc_processes: IpcProcesses,
-    /// Idle faces of NDN forwarders.
-    pub(crate) idle_faces: Rc<IdleFaces>,
+    /// The forwarders of routes that translate requests to NDN.
+    pub(crate) forwarders: Forwarders,
     /// The results of races.
     pub(crate) standings: Standings,
     /// Requests of routes with `resume` that wait for a retry.
@@ -81,7 +81,7 @@ impl Worker {
             quic_handshakes: Cell::default(),
             ndn_content: RefCell::new(ContentStore::new(STORE_LIMITS)),
             ipc_processes: IpcProcesses::default(),
-            idle_faces: Rc::default(),
+            forwarders: Forwarders::default(),
             standings: Standings::default(),
             resume_pending: Arc::default(),
         }

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// The time that a test waits for an effect of the controller.
-pub const EFFECT_TIMEOUT: Duration = Duration::from_secs(20);
+pub const EFFECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A controller, and the nodes that follow it. Dropping it ends the controller.
 pub struct ControllerFixture {

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Timeout of every wait for a node.
-pub const EFFECT_TIMEOUT: Duration = Duration::from_secs(30);
+pub const EFFECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The directory and CA of one test's nodes.
 #[derive(Debug)]

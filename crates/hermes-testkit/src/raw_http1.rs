@@ -13,7 +13,7 @@ use tokio::{
 };
 
 /// Timeout of every wait: no correct peer in a test is silent for so long.
-pub const SILENCE: Duration = Duration::from_secs(30);
+pub const SILENCE: Duration = Duration::from_secs(60);
 /// Maximum size of a head.
 const HEAD: usize = 1 << 20;
 

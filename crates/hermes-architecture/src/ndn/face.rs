@@ -4,8 +4,6 @@
 //! the forwarder by UDP, TCP or a Unix socket. Each session is a face of its own. Never: a packet that is parsed beyond
 //! its frame.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -21,7 +19,6 @@ use hermes_net::udp;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UdpSocket, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
 use super::link::{FrameJoiner, frames, read_packets, write_packets};
 use super::packet_stream::{PacketStream, QUEUE_PACKETS};
@@ -36,41 +33,6 @@ use hermes_transport::stream::ByteStream;
 pub(crate) struct Face {
     pub(crate) to_face: mpsc::Sender<Bytes>,
     pub(crate) from_face: mpsc::Receiver<Bytes>,
-}
-
-/// Idle faces of one forwarder that a worker keeps.
-const MAX_IDLE: usize = 16;
-/// The time for which an idle face is kept.
-const IDLE_TIME: Duration = Duration::from_secs(30);
-
-/// Faces that have no Interest under way, for the next fetch from their forwarder. A new face costs two sockets.
-#[derive(Default)]
-pub struct IdleFaces {
-    by_forwarder: RefCell<HashMap<FaceUri, Vec<(Instant, Face)>>>,
-}
-
-impl IdleFaces {
-    /// Returns an idle face of a forwarder.
-    pub(crate) fn take(&self, uri: &FaceUri) -> Option<Face> {
-        let mut all = self.by_forwarder.borrow_mut();
-        all.retain(|_, faces| {
-            faces.retain(|(since, face)| since.elapsed() < IDLE_TIME && !face.to_face.is_closed());
-            !faces.is_empty()
-        });
-        let (_, mut face) = all.get_mut(uri)?.pop()?;
-        // Answers that the last fetch no longer needed.
-        while face.from_face.try_recv().is_ok() {}
-        Some(face)
-    }
-
-    /// Keeps a face until it is needed, or for a while.
-    pub(crate) fn put(&self, uri: &FaceUri, face: Face) {
-        let mut all = self.by_forwarder.borrow_mut();
-        let faces = all.entry(uri.clone()).or_default();
-        if faces.len() < MAX_IDLE {
-            faces.push((Instant::now(), face));
-        }
-    }
 }
 
 /// NDN, as a route with `terminate: {ndn: ...}` uses it for sessions of packets.

@@ -1,26 +1,31 @@
 //! Translates HTTP requests to Named Data Networking: the path is the name of the content.
 //!
-//! In: a GET or HEAD request, and a face of a forwarder. Out: Interests for the segments of the name, and their content
-//! as the response, in order and as it arrives. The signature of each packet is checked by the anchors of the route
-//! before a byte of it is used. Never: content under a name that its signer may not sign.
+//! In: a GET or HEAD request, and the forwarder of its route. Out: Interests for the segments of the name, and their
+//! content as the response, in order and as it arrives; a part of it if the request has `Range`. The forwarder judges
+//! each packet before a byte of it is used. Never: content under a name that its signer may not sign.
 
+use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_cache::conditional::{Conditions, not_modified};
+use hermes_cache::range::{RequestedRanges, Resolved, to_content_range, unsatisfied};
 use hermes_model::snapshot::{Face as FaceConfig, Route};
-use hermes_ndn::Name;
 use hermes_ndn::fetch::{Fetch, FetchError, FetchLimits};
-use hermes_ndn::lp::LpPacket;
+use hermes_ndn::forwarder::Delivery;
+use hermes_ndn::lp::NackReason;
 use hermes_ndn::name::types;
-use hermes_ndn::packet::{Data, Packet};
-use hermes_ndn::signature::{VerifyingKey, digest_matches};
-use http::header::{CACHE_CONTROL, ETAG, HeaderName};
+use hermes_ndn::packet::Data;
+use hermes_ndn::trust::Distrust;
+use hermes_ndn::{Component, Name};
+use http::header::{
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, HeaderName, RANGE,
+};
 use http::{HeaderValue, Method, Response, StatusCode};
 use tokio::time::Instant;
 
-use super::face::{Face, IdleFaces, connect_face, label};
+use super::forwarder::{Closed, Consumer, Forwarders, random_nonce};
 use hermes_outbound::generation::Generation;
 use hermes_outbound::outbound::Outbound;
 use hermes_transport::body::{Body, ChannelSender, channel};
@@ -35,77 +40,29 @@ const MAX_NAME_BYTES: usize = 8000;
 /// The most components of a name that a path may have. Each arriving packet is compared with names under way.
 const MAX_COMPONENTS: usize = 256;
 
-/// The keys of a route, each with the prefix of the names that it may sign.
-struct TrustSchema {
-    anchors: Vec<(Name, VerifyingKey)>,
-    accept_digest: bool,
-}
-
-impl TrustSchema {
-    fn of(generation: &Generation, config: &FaceConfig) -> Self {
-        let anchor = |(prefix, file): &(Arc<str>, std::path::PathBuf)| {
-            let key = hermes_net::tls::public_key(generation.file(file)?).ok()?;
-            Some((prefix.parse().ok()?, VerifyingKey::Public(key.into())))
-        };
-        let anchors = config.anchors.iter().filter_map(anchor).collect();
-        Self { anchors, accept_digest: config.accept_digest }
-    }
-
-    /// Whether a packet may be used: its digest is right if digests are accepted, or a key for its name has signed it.
-    fn admits(&self, data: &Data) -> bool {
-        if self.accept_digest && digest_matches(&data.signature) {
-            return true;
-        }
-        let mut keys = self.anchors.iter().filter(|(prefix, _)| prefix.is_prefix_of(&data.name));
-        keys.any(|(_, key)| key.verifies(&data.signature))
-    }
-}
-
 /// Serves a request.
 ///
 /// # Errors
 /// The path is no name, the method is another one, nobody answers, or a signature is not trusted.
 pub async fn serve(
     worker: &Rc<Outbound>,
-    idle: &Rc<IdleFaces>,
+    forwarders: &Forwarders,
     generation: &Generation,
     entry: &Rc<SessionEntry>,
     config: &FaceConfig,
     route: &Route,
 ) -> Result<Response<Body>, Error> {
     let facts = &entry.facts;
-    if facts.method != Method::GET && facts.method != Method::HEAD {
-        let reason = format!("{} has no meaning for NDN content; use GET or HEAD", facts.method);
-        return Err(denied(StatusCode::METHOD_NOT_ALLOWED, reason));
-    }
-    let name: Name = facts.path.path().parse().map_err(Error::Malformed)?;
-    if name.is_empty() {
-        return Err(Error::Malformed("the path / is no name of content".to_owned()));
-    }
-    if name.len() > MAX_COMPONENTS || name.encoded().len() > MAX_NAME_BYTES {
-        let limits = format!("at most {MAX_COMPONENTS} components and {MAX_NAME_BYTES} bytes");
-        return Err(Error::Malformed(format!("the path is too long for a name of content: {limits}")));
-    }
-    let kept = idle.take(&config.uri);
-    let is_kept = kept.is_some();
-    let face = match kept {
-        Some(face) => {
-            *entry.peer.borrow_mut() = Some(label(&config.uri, route));
-            face
-        }
-        None => connect_face(worker, entry, &config.uri, route).await?,
-    };
+    let name = name_of(&facts.method, facts.path.path())?;
+    let join = || forwarders.join(worker, generation, entry, config, route);
     let limits = FetchLimits { patience: route.timeout.progress, ..FetchLimits::default() };
-    let nonce = u32::try_from(worker.random().1 & u64::from(u32::MAX)).unwrap_or_default();
-    let fetch = Fetch::new(name.clone(), limits, nonce);
-    let trust = TrustSchema::of(generation, config);
-    let started = Instant::now();
-    let mut transfer = Transfer { worker: worker.clone(), face, fetch, trust, started };
+    let consumer = join().await?;
+    let is_kept = consumer.is_kept;
+    let mut transfer = Transfer::new(worker.clone(), consumer, name.clone(), limits);
     let mut first = transfer.next_content().await;
     if is_kept && matches!(first, Err(TransferError::Closed)) {
         // The forwarder has closed the face since its last use.
-        transfer.face = connect_face(worker, entry, &config.uri, route).await?;
-        transfer.fetch = Fetch::new(name, limits, nonce);
+        transfer = Transfer::new(worker.clone(), join().await?, name, limits);
         first = transfer.next_content().await;
     }
     let first = first.map_err(|error| failure(error, entry))?.unwrap_or_default();
@@ -113,25 +70,62 @@ pub async fn serve(
     if let Some(data) = transfer.fetch.first() {
         describe(data, response.headers_mut());
     }
-    if transfer.fetch.is_complete() {
-        idle.put(&config.uri, transfer.face);
-        if facts.method != Method::HEAD {
-            *response.body_mut() = Body::Full(first);
-        }
+    let conditions = Conditions::of(&facts.headers);
+    if conditions.are_there() && conditions.are_met(response.headers()) {
+        not_modified(response.headers_mut());
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
         return Ok(response);
     }
     if facts.method == Method::HEAD {
         return Ok(response);
     }
-    let (sender, body) = channel();
-    let (entry, idle, uri) = (entry.clone(), idle.clone(), config.uri.clone());
-    worker.spawn(async move {
-        if let Some(face) = transfer.send_all(first, sender, &entry).await {
-            idle.put(&uri, face);
+    let ranges = RequestedRanges::parse(facts.headers.get(RANGE));
+    let mut first = Some(first);
+    if ranges != RequestedRanges::Whole && conditions.want_part(response.headers()) {
+        let part = transfer.seek(&ranges, first.as_ref().map_or(0, Bytes::len)).await;
+        match part.map_err(|error| failure(error, entry))? {
+            Some(Part::Whole) => first = None,
+            Some(Part::Of(range, total)) => {
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+                response.headers_mut().insert(CONTENT_RANGE, to_content_range(&range, total));
+                response.headers_mut().insert(CONTENT_LENGTH, (range.end - range.start).into());
+                first = None;
+            }
+            Some(Part::Unsatisfiable(total)) => {
+                response.headers_mut().clear();
+                *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
+                response.headers_mut().insert(CONTENT_RANGE, unsatisfied(total));
+                return Ok(response);
+            }
+            None => {}
         }
-    });
+    }
+    if let Some(all) = first.as_mut().filter(|_| transfer.fetch.is_complete()) {
+        *response.body_mut() = Body::Full(std::mem::take(all));
+        return Ok(response);
+    }
+    let (sender, body) = channel();
+    let entry = entry.clone();
+    worker.spawn(async move { transfer.send_all(first, sender, &entry).await });
     *response.body_mut() = Body::Channel(body);
     Ok(response)
+}
+
+/// Reads the name in a path.
+fn name_of(method: &Method, path: &str) -> Result<Name, Error> {
+    if method != Method::GET && method != Method::HEAD {
+        let reason = format!("{method} has no meaning for NDN content; use GET or HEAD");
+        return Err(denied(StatusCode::METHOD_NOT_ALLOWED, reason));
+    }
+    let name: Name = path.parse().map_err(Error::Malformed)?;
+    if name.is_empty() {
+        return Err(Error::Malformed("the path / is no name of content".to_owned()));
+    }
+    if name.len() > MAX_COMPONENTS || name.encoded().len() > MAX_NAME_BYTES {
+        let limits = format!("at most {MAX_COMPONENTS} components and {MAX_NAME_BYTES} bytes");
+        return Err(Error::Malformed(format!("the path is too long for a name of content: {limits}")));
+    }
+    Ok(name)
 }
 
 fn denied(status: StatusCode, reason: String) -> Error {
@@ -139,12 +133,19 @@ fn denied(status: StatusCode, reason: String) -> Error {
 }
 
 /// The header fields that describe the content.
-fn describe(data: &Data, headers: &mut http::HeaderMap) {
+fn describe(data: &Data, headers: &mut HeaderMap) {
     let version = data.name.components().find_map(|part| part.number(types::VERSION));
     let tag = version.map(|version| format!("\"{version}\""));
     let age = data.freshness.unwrap_or_default().as_secs();
     let cache = if age > 0 { format!("max-age={age}") } else { "no-cache".to_owned() };
-    let fields = [(ETAG, tag), (CACHE_CONTROL, Some(cache)), (CONTENT_NAME, Some(data.name.to_string()))];
+    let ranges = is_segmented(&data.name).then(|| "bytes".to_owned());
+    let fields = [
+        (ETAG, tag),
+        (CACHE_CONTROL, Some(cache)),
+        (CONTENT_NAME, Some(data.name.to_string())),
+        (ACCEPT_RANGES, ranges),
+        (CONTENT_TYPE, media_type(&data.name)),
+    ];
     for (field, value) in fields {
         if let Some(Ok(value)) = value.map(HeaderValue::try_from) {
             headers.insert(field, value);
@@ -152,14 +153,42 @@ fn describe(data: &Data, headers: &mut http::HeaderMap) {
     }
 }
 
+/// Whether parts of the content can be found by the number of their segment. Without a version, its segments may change
+/// meanwhile.
+fn is_segmented(name: &Name) -> bool {
+    let has = |part: Option<Component>, kind| part.is_some_and(|part| part.number(kind).is_some());
+    has(name.last(), types::SEGMENT) && has(name.parent().last(), types::VERSION)
+}
+
+/// The media type that the ending of the name stands for. NDN packets name none, and browsers need one.
+fn media_type(name: &Name) -> Option<String> {
+    let file = name.components().filter(|part| part.kind() == types::GENERIC).last()?;
+    let value = file.value();
+    let kind = mime_guess::from_path(std::str::from_utf8(&value).ok()?).first()?;
+    let is_text = kind.type_() == mime_guess::mime::TEXT;
+    Some(if is_text { format!("{kind}; charset=utf-8") } else { kind.to_string() })
+}
+
 /// The reason why content does not arrive.
 #[derive(Debug)]
 enum TransferError {
     Fetch(FetchError),
-    /// A packet has no valid signature of a key for its name.
-    Untrusted(Name),
+    /// A packet may not be used.
+    Untrusted(Distrust),
     /// The face has closed.
     Closed,
+}
+
+impl From<Closed> for TransferError {
+    fn from(_: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl From<FetchError> for TransferError {
+    fn from(error: FetchError) -> Self {
+        Self::Fetch(error)
+    }
 }
 
 fn failure(error: TransferError, entry: &SessionEntry) -> Error {
@@ -173,23 +202,48 @@ fn failure(error: TransferError, entry: &SessionEntry) -> Error {
         },
         TransferError::Fetch(error @ FetchError::NotFound) => denied(StatusCode::NOT_FOUND, error.to_string()),
         TransferError::Fetch(error) => broken(error.to_string()),
-        TransferError::Untrusted(name) => {
-            broken(format!("{name} has no valid signature of an anchor for its name; see `anchors` of the route"))
-        }
+        TransferError::Untrusted(distrust) => broken(format!("{distrust}; see `anchors` of the route")),
         TransferError::Closed => broken("the face has closed".to_owned()),
     }
 }
 
-/// A fetch over a face.
+/// The part of the content that a request asks for.
+enum Part {
+    /// All of it, from the beginning.
+    Whole,
+    /// A range of this many bytes in total.
+    Of(Range<u64>, u64),
+    /// Nothing, of this many bytes in total.
+    Unsatisfiable(u64),
+}
+
+/// The part of the segments that remains for a range.
+struct Cut {
+    /// Bytes to leave out before the range.
+    skip: usize,
+    /// Bytes of the range that are still to come.
+    left: u64,
+    /// The length of each segment but the last of the content.
+    segment: usize,
+}
+
+/// A fetch through a forwarder.
 struct Transfer {
     worker: Rc<Outbound>,
-    face: Face,
+    consumer: Consumer,
     fetch: Fetch,
-    trust: TrustSchema,
+    limits: FetchLimits,
+    /// `None` for the whole content.
+    cut: Option<Cut>,
     started: Instant,
 }
 
 impl Transfer {
+    fn new(worker: Rc<Outbound>, consumer: Consumer, name: Name, limits: FetchLimits) -> Self {
+        let fetch = Fetch::new(name, limits, random_nonce(&worker));
+        Self { worker, consumer, fetch, limits, cut: None, started: Instant::now() }
+    }
+
     /// Waits for the next content. `None` after the last.
     async fn next_content(&mut self) -> Result<Option<Bytes>, TransferError> {
         loop {
@@ -201,15 +255,18 @@ impl Transfer {
             }
             let now = self.now();
             while let Some(interest) = self.fetch.next_interest(now) {
-                self.face.to_face.send(interest.encode()).await.map_err(|_| TransferError::Closed)?;
+                let name = interest.name.clone();
+                if self.consumer.ask(&self.worker, interest).await?.is_err() {
+                    self.fetch.take_nack(&name, NackReason::Congestion, now)?;
+                    break;
+                }
             }
             let timeout = self.fetch.next_timeout().unwrap_or(now).saturating_sub(now);
-            match tokio::time::timeout(timeout, self.face.from_face.recv()).await {
-                Ok(Some(frame)) => self.take(frame)?,
-                Ok(None) => return Err(TransferError::Closed),
+            match tokio::time::timeout(timeout, self.consumer.next()).await {
+                Ok(delivery) => self.take(delivery?)?,
                 Err(_) => {
                     let now = self.now();
-                    self.fetch.handle_timeout(now).map_err(TransferError::Fetch)?;
+                    self.fetch.handle_timeout(now)?;
                 }
             }
         }
@@ -219,54 +276,85 @@ impl Transfer {
         self.started.elapsed()
     }
 
-    fn take(&mut self, frame: Bytes) -> Result<(), TransferError> {
+    fn take(&mut self, delivery: Delivery) -> Result<(), TransferError> {
         let now = self.now();
-        let frame = LpPacket::decode(frame).ok();
-        let Some((packet, nack, is_marked)) =
-            frame.and_then(|frame| Some((frame.fragment?, frame.nack, frame.congestion.is_some())))
-        else {
-            self.worker.shared.metrics.dropped("ndn-malformed", 1);
-            return Ok(());
-        };
-        match (Packet::decode(packet), nack) {
-            (Ok(Packet::Data(data)), None) if !self.fetch.awaits(&data) => Ok(()),
-            (Ok(Packet::Data(data)), None) => {
-                if !self.trust.admits(&data) {
-                    self.worker.shared.metrics.dropped("ndn-untrusted", 1);
-                    return Err(TransferError::Untrusted(data.name));
-                }
-                self.fetch.take_data(data, is_marked, now).map_err(TransferError::Fetch)
-            }
-            (Ok(Packet::Interest(interest)), Some(reason)) => {
-                self.fetch.take_nack(&interest.name, reason, now).map_err(TransferError::Fetch)
-            }
-            // An Interest of the forwarder; the gateway offers no content.
-            (Ok(_), _) => Ok(()),
-            (Err(_), _) => {
-                self.worker.shared.metrics.dropped("ndn-malformed", 1);
-                Ok(())
-            }
+        match delivery {
+            Delivery::Data(data, is_marked) => Ok(self.fetch.take_data(Rc::unwrap_or_clone(data), is_marked, now)?),
+            Delivery::Nack(name, reason) => Ok(self.fetch.take_nack(&name, reason, now)?),
+            Delivery::Untrusted(distrust) => Err(TransferError::Untrusted(distrust)),
         }
     }
 
-    /// Sends all content as the body, and returns the face. A failure breaks the body off, which the client can tell
-    /// from its end.
-    async fn send_all(mut self, first: Bytes, body: ChannelSender, entry: &SessionEntry) -> Option<Face> {
-        let mut next = Some(first);
-        while let Some(content) = next {
+    /// Goes to the part that a request asks for. `segment` is the length of the first segment. `None` if only the whole
+    /// content can be sent.
+    async fn seek(&mut self, ranges: &RequestedRanges, segment: usize) -> Result<Option<Part>, TransferError> {
+        let Some(data) = self.fetch.first().filter(|data| is_segmented(&data.name)) else { return Ok(None) };
+        let prefix = data.name.parent();
+        let is_begin = data.name.last().and_then(|last| last.number(types::SEGMENT)) == Some(0);
+        let Some(last) = self.fetch.last_segment().filter(|_| is_begin && segment > 0) else { return Ok(None) };
+        let nonce = random_nonce(&self.worker);
+        // The length of the last segment tells that of the content.
+        let tail = if last == 0 {
+            segment
+        } else {
+            self.fetch = Fetch::segments(prefix.clone(), last..=last, self.limits, nonce);
+            self.next_content().await?.map_or(0, |content| content.len())
+        };
+        let total = last.saturating_mul(segment as u64).saturating_add(tail as u64);
+        let range = match ranges.resolve(total) {
+            Resolved::Part(range) => range,
+            Resolved::Whole => {
+                self.fetch = Fetch::segments(prefix, 0..=last, self.limits, nonce);
+                return Ok(Some(Part::Whole));
+            }
+            Resolved::Unsatisfiable => return Ok(Some(Part::Unsatisfiable(total))),
+        };
+        let segments = range.start / segment as u64..=(range.end - 1) / segment as u64;
+        self.fetch = Fetch::segments(prefix, segments, self.limits, nonce);
+        let skip = usize::try_from(range.start % segment as u64).unwrap_or_default();
+        self.cut = Some(Cut { skip, left: range.end - range.start, segment });
+        Ok(Some(Part::Of(range, total)))
+    }
+
+    /// Sends all content as the body, with the first part if that has arrived. A failure breaks the body off, which the
+    /// client can tell from its end.
+    async fn send_all(mut self, first: Option<Bytes>, body: ChannelSender, entry: &SessionEntry) {
+        let mut first = first;
+        loop {
+            let content = match first.take() {
+                Some(content) => content,
+                None => match self.next_content().await {
+                    Ok(Some(content)) => content,
+                    Ok(None) => break,
+                    Err(error) => return entry.fail(&failure(error, entry)),
+                },
+            };
+            let content = match &mut self.cut {
+                None => content,
+                Some(cut) => match cut.apply(content) {
+                    Some(content) => content,
+                    None => return entry.fail(&failure(FetchError::Unexpected.into(), entry)),
+                },
+            };
             if std::future::poll_fn(|cx| body.poll_ready(cx)).await.is_err() {
-                return None;
+                return;
             }
             body.send(content);
-            next = match self.next_content().await {
-                Ok(content) => content,
-                Err(error) => {
-                    entry.fail(&failure(error, entry));
-                    return None;
-                }
-            };
         }
         body.finish();
-        Some(self.face)
+    }
+}
+
+impl Cut {
+    /// Cuts the next segment. `None` if it has not the length that the others have.
+    fn apply(&mut self, segment: Bytes) -> Option<Bytes> {
+        let is_last = (segment.len().saturating_sub(self.skip)) as u64 >= self.left;
+        if segment.len() != self.segment && !(is_last && segment.len() < self.segment) {
+            return None;
+        }
+        let end = usize::try_from(self.left).unwrap_or(usize::MAX).saturating_add(self.skip).min(segment.len());
+        let part = segment.slice(std::mem::take(&mut self.skip)..end);
+        self.left -= part.len() as u64;
+        Some(part)
     }
 }

@@ -96,7 +96,7 @@ impl Nodes {
             admins.push(place);
         }
         for (program, place) in self.programs.iter_mut().zip(admins) {
-            wait_ready(program, READY, || dial(place)).await?;
+            wait_ready(program, READY, || Client::connect_from(place, ADMIN)).await?;
         }
         Ok(self)
     }
@@ -149,7 +149,7 @@ impl Nodes {
         ];
         let mut dropped = Vec::new();
         for (name, place) in places {
-            let metrics = dial(place).await?.get("/metrics").await?;
+            let metrics = Client::connect_from(place, ADMIN).await?.get("/metrics").await?;
             let metrics = String::from_utf8_lossy(&metrics);
             let lines = metrics.lines().filter_map(|line| line.strip_prefix("hermes_datagrams_dropped_total"));
             dropped.extend(lines.filter(|line| !line.ends_with(" 0")).map(|line| format!("{name} {line}")));
@@ -241,13 +241,9 @@ impl<'a> Lookout<'a> {
     }
 
     async fn sessions(&self) -> anyhow::Result<Vec<Seen>> {
-        let sessions = dial(self.place).await?.get("/sessions").await?;
+        let sessions = Client::connect_from(self.place, ADMIN).await?.get("/sessions").await?;
         serde_json::from_slice(&sessions).context("/sessions")
     }
-}
-
-async fn dial(place: &Namespace) -> anyhow::Result<Client> {
-    Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 
 /// Connections without a session stay open: a user who returns to a hop finds it warm.

@@ -5,16 +5,16 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
-use tokio::time::Instant;
+use anyhow::Context;
 
 use super::lab::{self, Lab, REPLICAS};
 use super::way::Way;
 use crate::ca::{Authority, Proof};
+use crate::client::Client;
 use crate::namespace::Namespace;
-use crate::program::{Program, last_words};
+use crate::overlay::{READY, wait_ready};
+use crate::program::Program;
 
 const OVERLAY_NAME: &str = "ndn";
 /// The users, each with a listener of the device.
@@ -23,9 +23,6 @@ pub(super) const USERS: [&str; 2] = ["alice", "bob"];
 pub(super) const NAMESPACES: [(&str, &str); 2] = [("DEV", "/dev"), ("TEST", "/test")];
 /// The admin port of the first node on a machine; the others follow.
 const ADMIN: u16 = 9900;
-/// Maximum time of a node's start.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The replica for a user and a namespace.
 pub(super) fn replica_of(user: usize, namespace: usize) -> usize {
@@ -131,15 +128,8 @@ pub(super) async fn start(lab: &Lab, directory: &Path, way: Way) -> anyhow::Resu
         let command = [&place.prefix()[..], &[&own, "proxy", "--config", &file]].concat();
         programs.push(Program::start(name, &directory.join(format!("{name}.log")), &command)?);
     }
-    let until = Instant::now() + START_TIMEOUT;
-    for (name, place, admin, _) in &all {
-        while place.tcp()?.connect(*admin).await.is_err() {
-            if programs.iter_mut().any(|program| program.ended().is_some()) {
-                bail!("a node has ended early{}", last_words(&mut programs));
-            }
-            ensure!(Instant::now() < until, "{name} does not listen at {admin}{}", last_words(&mut programs));
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
+    for (program, (_, place, admin, _)) in programs.iter_mut().zip(&all) {
+        wait_ready(program, READY, || Client::connect_from(place, *admin)).await?;
     }
     Ok(programs)
 }

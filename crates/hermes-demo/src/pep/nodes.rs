@@ -8,11 +8,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use tokio::time::Instant;
 
 use super::lab::{self, CLOSED, Lab};
 use super::way::Way;
+use crate::client::Client;
+use crate::overlay::{READY, wait_ready};
 use crate::program::{Program, last_words};
 
 const OVERLAY: u16 = 9443;
@@ -20,7 +22,7 @@ const DIF: u16 = 4000;
 const NDN: u16 = 6363;
 /// The address of each node's admin endpoint.
 const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9900);
-/// Maximum time of a program's start.
+/// Maximum time of HAProxy's start.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -107,21 +109,17 @@ pub(super) async fn start(lab: &Lab, directory: &Path) -> anyhow::Result<Vec<Pro
     Ok(programs)
 }
 
-/// Waits until both nodes and HAProxy accept connections.
+/// Waits until both nodes are ready, and HAProxy accepts connections.
 async fn await_ready(lab: &Lab, programs: &mut [Program]) -> anyhow::Result<()> {
-    let mut places = vec![(lab.egress(), ADMIN), (lab.ingress(), ADMIN)];
-    if programs.len() > places.len() {
-        places.push((lab.ingress(), lab::ingress(Way::Haproxy.port())));
+    for (program, place) in programs.iter_mut().zip([lab.egress(), lab.ingress()]) {
+        wait_ready(program, READY, || Client::connect_from(place, ADMIN)).await?;
     }
     let until = Instant::now() + START_TIMEOUT;
-    for (place, address) in places {
-        while place.tcp()?.connect(address).await.is_err() {
-            if programs.iter_mut().any(|program| program.ended().is_some()) {
-                bail!("a program has ended early{}", last_words(programs));
-            }
-            ensure!(Instant::now() < until, "no program listens at {address}{}", last_words(programs));
-            tokio::time::sleep(POLL_INTERVAL).await;
-        }
+    let [_, _, haproxy] = programs else { return Ok(()) };
+    while lab.ingress().tcp()?.connect(lab::ingress(Way::Haproxy.port())).await.is_err() {
+        ensure!(haproxy.ended().is_none(), "HAProxy has ended early{}", last_words(programs));
+        ensure!(Instant::now() < until, "HAProxy does not listen{}", last_words(programs));
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

@@ -17,7 +17,6 @@ use super::variant::Variant;
 use crate::ca::{Authority, Proof};
 use crate::client::Client;
 use crate::content::content;
-use crate::namespace::Namespace;
 use crate::origins::ServerTls;
 use crate::overlay::{READY, start_node, wait_ready};
 use crate::program::{self, Program};
@@ -122,7 +121,10 @@ impl TestPath {
             this.launch(setting, node)?;
         }
         for (program, place) in this.programs.iter_mut().zip(this.lab.places.iter().rev()) {
-            wait_ready(program, if way.is_envoy() { envoy::READY } else { READY }, || dial(place)).await?;
+            wait_ready(program, if way.is_envoy() { envoy::READY } else { READY }, || {
+                Client::connect_from(place, ADMIN)
+            })
+            .await?;
         }
         Ok(this)
     }
@@ -236,10 +238,6 @@ impl TestPath {
         }
         String::new()
     }
-}
-
-async fn dial(place: &Namespace) -> anyhow::Result<Client> {
-    Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 
 /// Parses curl's report of a transfer.

@@ -79,7 +79,7 @@ impl Nodes {
             this.programs.push(start_node(directory, name, &config, &place.prefix())?);
         }
         for (program, place) in this.programs.iter_mut().zip(places(lab)) {
-            wait_ready(program, READY, || dial(place)).await?;
+            wait_ready(program, READY, || Client::connect_from(place, ADMIN)).await?;
         }
         Ok(this)
     }
@@ -91,7 +91,7 @@ impl Nodes {
     pub(super) async fn dropped(&self) -> anyhow::Result<u64> {
         let mut dropped = 0;
         for place in places(&self.lab) {
-            let metrics = dial(place).await?.get("/metrics").await?;
+            let metrics = Client::connect_from(place, ADMIN).await?.get("/metrics").await?;
             let metrics = String::from_utf8_lossy(&metrics);
             let lines = metrics.lines().filter(|line| line.starts_with("hermes_datagrams_dropped_total"));
             dropped += lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum::<u64>();
@@ -137,10 +137,6 @@ impl Nodes {
 
 fn places(lab: &Lab) -> [&Namespace; 5] {
     [&lab.user, &lab.ingress, &lab.distributors[0], &lab.distributors[1], &lab.server]
-}
-
-async fn dial(place: &Namespace) -> anyhow::Result<Client> {
-    Client::over(place.tcp()?.connect(ADMIN).await?).await
 }
 
 fn head(name: &str, standalone: bool) -> String {

@@ -36,6 +36,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         (
             "hermes-architecture",
             BTreeSet::from([
+                "hermes-cache",
                 "hermes-model",
                 "hermes-ndn",
                 "hermes-net",

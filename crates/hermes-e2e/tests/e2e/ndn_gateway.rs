@@ -24,12 +24,15 @@ use hermes_testkit::overlay::{Node, Overlay};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
+/// Requests share Interests, Data and certificates with those of the same worker.
 const GATEWAY: &str = "
+workers: 1
 listeners:
 - {name: web, bind: '127.0.0.1:0', protocol: http}
 routes:
 - {name: open, match: {path: '/open/*'}, terminate: {ndn: 'udp://$FORWARDER', accept-digest: true}, timeout: {progress: 3s}}
 - {name: signed, match: {path: '/org/*'}, terminate: {ndn: 'udp://$FORWARDER', anchors: {/org/alice: alice.pem, /org/bob: bob.pem}}}
+- {name: certified, match: {path: '/lab/*'}, terminate: {ndn: 'udp://$FORWARDER', anchors: {/lab: lab.pem}}, timeout: {progress: 9s}}
 ";
 const SEGMENT: usize = 5000;
 const SEGMENTS: usize = 200;
@@ -68,16 +71,45 @@ pub(crate) fn key_pair_files(dir: &std::path::Path, name: &str) -> VerifyingKey 
     VerifyingKey::Public(der.into())
 }
 
+/// An identity below the anchor `/lab`, and the certificate of its key.
+struct Certified {
+    signer: Signer,
+    certificate: Bytes,
+}
+
+impl Certified {
+    /// An identity whose certificate is valid until a timestamp, and the PEM file of the anchor.
+    fn new(anchor: &[u8], identity: &str, end: &str) -> Self {
+        let issuer = Signer::from_pkcs8(anchor, name("/lab/KEY/1")).unwrap().for_certificates("20200101T000000", end);
+        let (pkcs8, _, public) = new_key();
+        let key = name(identity).join(&name("/KEY/1"));
+        let certificate = DataBuilder {
+            name: key.join(&name("/lab/v=1")),
+            content_type: 2,
+            freshness: Some(Duration::from_secs(3600)),
+            ..DataBuilder::default()
+        };
+        let certificate = certificate.sign(&public, &issuer).unwrap();
+        Self { signer: Signer::from_pkcs8(&pkcs8, key).unwrap(), certificate }
+    }
+}
+
 /// Answers Interests; every fiftieth answer gets lost, and some names misbehave.
 struct Producer {
     alice: Signer,
     bob: Signer,
+    /// By the beginning of the names that each signs.
+    certified: Vec<(&'static str, Certified)>,
+    /// Interests for segments.
     answers: AtomicUsize,
 }
 
 impl Producer {
     fn signer<'a>(&'a self, name: &Name, digest: &'a Signer) -> &'a Signer {
         let uri = name.to_string();
+        if let Some((_, certified)) = self.certified.iter().find(|(prefix, _)| uri.starts_with(prefix)) {
+            return &certified.signer;
+        }
         match () {
             // Bob signs content of Alice.
             () if uri.starts_with("/org/alice/forged") => &self.bob,
@@ -95,6 +127,11 @@ impl Producer {
         }
         let signer = self.signer(&interest.name, &digest);
         let sign = |builder: DataBuilder, content: &[u8]| Some(builder.sign(content, signer).unwrap());
+        if uri.contains("/KEY/") {
+            let by_identity = |(prefix, _): &&(&str, _)| uri.starts_with(&format!("{prefix}/KEY/"));
+            let (_, certified) = self.certified.iter().find(by_identity)?;
+            return (!uri.starts_with("/lab/lost")).then(|| certified.certificate.clone());
+        }
         if uri.starts_with("/open/none") {
             return sign(
                 DataBuilder { name: interest.name.clone(), content_type: APPLICATION_NACK, ..DataBuilder::default() },
@@ -138,7 +175,7 @@ impl Producer {
 }
 
 /// A gateway and its producer.
-async fn gateway(overlay: &Overlay) -> (Node, JoinSet<()>) {
+async fn gateway(overlay: &Overlay) -> (Node, Arc<Producer>, JoinSet<()>) {
     let (alice, alice_pem) = key_pair("/org/alice/KEY/1");
     let (bob, bob_pem) = key_pair("/org/bob/KEY/1");
     for (file, pem) in [("alice.pem", alice_pem), ("bob.pem", bob_pem)] {
@@ -146,7 +183,20 @@ async fn gateway(overlay: &Overlay) -> (Node, JoinSet<()>) {
     }
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let forwarder = socket.local_addr().unwrap();
-    let producer = Arc::new(Producer { alice, bob, answers: AtomicUsize::new(0) });
+    let (lab, lab_pem, _) = new_key();
+    std::fs::write(overlay.dir().join("lab.pem"), lab_pem).unwrap();
+    let valid = "29991231T235959";
+    let certified = vec![
+        ("/lab/room", Certified::new(&lab, "/lab/room", valid)),
+        ("/lab/expired", Certified::new(&lab, "/lab/expired", "20251231T235959")),
+        ("/lab/lost", Certified::new(&lab, "/lab/lost", valid)),
+        // The key of another identity, with a valid certificate for that.
+        ("/lab/thief", Certified::new(&lab, "/lab/guest", valid)),
+        // A key that the anchor has not certified.
+        ("/lab/stranger", Certified::new(&new_key().0, "/lab/stranger", valid)),
+    ];
+    let producer = Arc::new(Producer { alice, bob, certified, answers: AtomicUsize::new(0) });
+    let answering = producer.clone();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         let mut buffer = vec![0; 65_536];
@@ -157,7 +207,7 @@ async fn gateway(overlay: &Overlay) -> (Node, JoinSet<()>) {
             let answer = if interest.name.to_string().starts_with("/open/unknown") {
                 Some(LpPacket::returning(packet, NackReason::NoRoute, None).encode())
             } else {
-                producer.answer(&interest)
+                answering.answer(&interest)
             };
             if let Some(answer) = answer {
                 socket.send_to(&answer, from).await.unwrap();
@@ -165,13 +215,18 @@ async fn gateway(overlay: &Overlay) -> (Node, JoinSet<()>) {
         }
     });
     let node = overlay.node("gateway").document(GATEWAY).with("FORWARDER", forwarder).start().await.unwrap();
-    (node, tasks)
+    (node, producer, tasks)
 }
 
 /// The status, the header and the content of an answer; `None` for content that broke off.
 async fn get(node: &Node, target: &str) -> (u16, String, Option<Vec<u8>>) {
+    get_with(node, target, "").await
+}
+
+/// The same with further header lines in the request.
+async fn get_with(node: &Node, target: &str, lines: &str) -> (u16, String, Option<Vec<u8>>) {
     let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
-    http1.send(format!("GET {target} HTTP/1.1\r\nhost: gateway\r\n\r\n")).await.unwrap();
+    http1.send(format!("GET {target} HTTP/1.1\r\nhost: gateway\r\n{lines}\r\n")).await.unwrap();
     let head = http1.head().await.unwrap();
     let body = http1.body(&head).await.ok();
     (head.status(), format!("{head:?}"), body.map(|body| body.data))
@@ -180,7 +235,7 @@ async fn get(node: &Node, target: &str) -> (u16, String, Option<Vec<u8>>) {
 #[tokio::test]
 async fn content_arrives_whole_and_is_described() {
     let overlay = Overlay::new(hermes()).unwrap();
-    let (node, _producer) = gateway(&overlay).await;
+    let (node, _producer, _tasks) = gateway(&overlay).await;
     for target in ["/org/alice/file", "/org/bob/file/v=12", "http://any.example/open/file"] {
         let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
         http1.send(format!("GET {target} HTTP/1.1\r\nhost: gateway\r\n\r\n")).await.unwrap();
@@ -199,7 +254,7 @@ async fn content_arrives_whole_and_is_described() {
 #[tokio::test]
 async fn content_that_cannot_be_trusted_never_arrives() {
     let overlay = Overlay::new(hermes()).unwrap();
-    let (node, _producer) = gateway(&overlay).await;
+    let (node, _producer, _tasks) = gateway(&overlay).await;
     for target in ["/org/alice/forged/file", "/org/alice/unsigned/file", "/org/carol/file"] {
         let (status, head, _) = get(&node, target).await;
         assert_eq!(status, 502, "{target}: {head}");
@@ -213,7 +268,7 @@ async fn content_that_cannot_be_trusted_never_arrives() {
 #[tokio::test]
 async fn a_status_says_why_there_is_no_content() {
     let overlay = Overlay::new(hermes()).unwrap();
-    let (node, _producer) = gateway(&overlay).await;
+    let (node, _producer, _tasks) = gateway(&overlay).await;
     for (target, status) in
         [("/open/dark", 504), ("/open/none", 404), ("/open/unknown", 502), ("/open/%zz", 400), ("/open//x", 400)]
     {
@@ -225,4 +280,107 @@ async fn a_status_says_why_there_is_no_content() {
     let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
     http1.send("POST /open/file HTTP/1.1\r\nhost: gateway\r\ncontent-length: 0\r\n\r\n").await.unwrap();
     assert_eq!(http1.head().await.unwrap().status(), 405);
+}
+
+#[tokio::test]
+async fn parts_of_the_content_arrive_on_request() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (node, producer, _tasks) = gateway(&overlay).await;
+    let whole: Vec<u8> = (0..SEGMENTS).flat_map(content).collect();
+    let total = whole.len();
+    let target = "/org/alice/file";
+    for (range, from, end) in [
+        ("0-0", 0, 1),
+        ("0-4999", 0, 5000),
+        ("4999-5000", 4999, 5001),
+        ("12345-678901", 12_345, 678_902),
+        ("-1", total - 1, total),
+        ("999999-", 999_999, total),
+        ("990000-99999999", 990_000, total),
+        ("10-20,15-30", 10, 31),
+    ] {
+        let (status, head, body) = get_with(&node, target, &format!("range: bytes={range}\r\n")).await;
+        assert_eq!(status, 206, "{range}: {head}");
+        assert!(head.contains(&format!("bytes {from}-{}/{total}", end - 1)), "{range}: {head}");
+        assert!(body.as_deref() == Some(&whole[from..end]), "{range}: {head}");
+    }
+    let (status, head, _) = get_with(&node, target, "range: bytes=1000000-\r\n").await;
+    assert_eq!(status, 416);
+    assert!(head.contains("bytes */1000000"), "{head}");
+    // Parts that are apart, an unknown unit, and a validator of another version.
+    for lines in ["range: bytes=0-1,9-10\r\n", "range: pages=1-2\r\n", "range: bytes=0-1\r\nif-range: \"11\"\r\n"] {
+        let (status, head, body) = get_with(&node, target, lines).await;
+        assert!(status == 200 && body.as_ref() == Some(&whole), "{lines}: {head}");
+    }
+    let (status, _, body) = get_with(&node, target, "range: bytes=0-1\r\nif-range: \"12\"\r\n").await;
+    assert_eq!((status, body.as_deref()), (206, Some(&whole[..2])));
+    let (status, head, body) = get_with(&node, target, "if-none-match: \"11\", \"12\"\r\n").await;
+    assert_eq!((status, body.as_deref()), (304, Some(&b""[..])), "{head}");
+    // A part of content that nobody has read costs the discovery, the last segment and those of the part.
+    let before = producer.answers.load(Ordering::Relaxed);
+    let (status, ..) = get_with(&node, "/org/bob/new", "range: bytes=500000-500001\r\n").await;
+    assert_eq!(status, 206);
+    let asked = producer.answers.load(Ordering::Relaxed) - before;
+    assert!(asked < 20, "{asked} Interests for one part");
+}
+
+#[tokio::test]
+async fn requests_for_the_same_content_share_its_interests() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (node, producer, _tasks) = gateway(&overlay).await;
+    let whole: Vec<u8> = (0..SEGMENTS).flat_map(content).collect();
+    let all = futures_util::future::join_all((0..20).map(|_| get(&node, "/org/alice/file"))).await;
+    for (status, head, body) in all {
+        assert!(status == 200 && body.as_ref() == Some(&whole), "{head}");
+    }
+    // One each, and repetitions of what is lost or late; alone, each request would ask for all segments.
+    let asked = producer.answers.load(Ordering::Relaxed);
+    assert!((SEGMENTS..SEGMENTS * 2).contains(&asked), "{asked} Interests for {SEGMENTS} segments");
+    // What is stored is fresh for a minute.
+    get(&node, "/org/alice/file/v=12").await;
+    assert_eq!(producer.answers.load(Ordering::Relaxed), asked);
+    // What was refused is not stored.
+    for _ in 0..2 {
+        assert_eq!(get(&node, "/org/alice/forged/file/v=12").await.0, 502);
+    }
+}
+
+#[tokio::test]
+async fn certificates_of_the_signers_decide() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (node, _producer, _tasks) = gateway(&overlay).await;
+    let whole: Vec<u8> = (0..SEGMENTS).flat_map(content).collect();
+    let (status, head, body) = get(&node, "/lab/room/file").await;
+    assert!(status == 200 && body.as_ref() == Some(&whole), "{head}");
+    for (target, reason) in [
+        ("/lab/expired/file", "is not valid now"),
+        ("/lab/lost/file", "did not arrive"),
+        ("/lab/thief/file", "has no valid signature"),
+        ("/lab/stranger/file", "has no valid signature"),
+    ] {
+        let (status, head, _) = get(&node, target).await;
+        assert_eq!(status, 502, "{target}: {head}");
+        let path = |record: &serde_json::Value| record["path"] == target;
+        let record = node.record(path).await;
+        assert!(record["reason"].as_str().unwrap_or_default().contains(reason), "{target}: {record}");
+    }
+}
+
+#[tokio::test]
+async fn the_ending_of_a_name_tells_its_media_type() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (node, _producer, _tasks) = gateway(&overlay).await;
+    for (target, kind) in [
+        ("/open/a/index.html", "text/html; charset=utf-8"),
+        ("/open/a/page.css", "text/css; charset=utf-8"),
+        ("/open/a/picture.PNG", "image/png"),
+        ("/open/a/video.mp4/v=12", "video/mp4"),
+    ] {
+        let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
+        http1.send(format!("HEAD {target} HTTP/1.1\r\nhost: gateway\r\n\r\n")).await.unwrap();
+        let head = http1.head().await.unwrap();
+        assert_eq!(head.header("content-type").as_deref(), Some(kind), "{target}: {head:?}");
+        assert_eq!(head.header("accept-ranges").as_deref(), Some("bytes"), "{target}");
+    }
+    assert!(!get(&node, "/open/page").await.1.contains("content-type"));
 }

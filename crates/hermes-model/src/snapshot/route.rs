@@ -168,7 +168,7 @@ impl Terminate {
 }
 
 /// A face of an NDN forwarder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Face {
     /// Address of the forwarder.
     pub uri: FaceUri,

@@ -1,0 +1,462 @@
+//! A forwarder for several consumers before one face: pending Interests, and stored Data.
+//!
+//! In: Interests of consumers, packets of the face, and the time. Out: Interests for the face, and what each consumer
+//! gets. Consumers that ask for the same share one Interest. Each packet is judged by a trust schema before anybody gets
+//! it and before it is stored; certificates that the judgement needs are requested here. Everything has a bound. Never:
+//! I/O, a clock, or a packet that nobody has asked for.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::data_store::DataStore;
+use crate::lp::NackReason;
+use crate::name::{Component, Name, types};
+use crate::packet::{Data, Interest};
+use crate::trust::{Distrust, TrustSchema, Verdict};
+
+/// The time after which a certificate is requested again.
+const CERTIFICATE_REPEAT: Duration = Duration::from_secs(1);
+/// Consumers that may wait for one Interest.
+const MAX_WAITING: usize = 1024;
+/// The shortest time that an Interest is remembered, and the longest.
+const LIFETIMES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+
+/// The number of a consumer.
+pub type ConsumerId = u64;
+
+/// The bounds of a forwarder.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwarderLimits {
+    /// Interests that wait for an answer.
+    pub pending: usize,
+    /// Bytes of stored packets.
+    pub store_bytes: usize,
+    /// Bytes of packets that wait for a certificate.
+    pub judged_bytes: usize,
+    /// Certificates that are requested at once.
+    pub certificates: usize,
+    /// Certificates that may lead from a packet to an anchor.
+    pub chain: usize,
+    /// The longest wait for a certificate.
+    pub patience: Duration,
+}
+
+impl Default for ForwarderLimits {
+    fn default() -> Self {
+        Self {
+            pending: 16_384,
+            store_bytes: 16 << 20,
+            judged_bytes: 4 << 20,
+            certificates: 64,
+            chain: 5,
+            patience: Duration::from_secs(4),
+        }
+    }
+}
+
+/// No further Interest has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too many Interests wait for an answer")]
+pub struct Full;
+
+/// What a consumer gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// A packet that may be used, and whether it came with a congestion mark.
+    Data(Rc<Data>, bool),
+    /// The network returned the Interest of this name.
+    Nack(Name, NackReason),
+    /// The answer may not be used.
+    Untrusted(Distrust),
+}
+
+/// What the caller must do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Send an Interest over the face.
+    Send(Box<Interest>),
+    /// Give this to a consumer.
+    Deliver(ConsumerId, Delivery),
+}
+
+/// What happened to a packet of the face.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Somebody had asked for it, and gets it.
+    Delivered,
+    /// It waits for a certificate.
+    Held,
+    /// Nobody had asked for it.
+    Unsolicited,
+    /// It may not be used, which those who had asked for it learn.
+    Untrusted,
+    /// It needs a certificate, and there is no room to wait.
+    Full,
+}
+
+/// What an Interest asks for. Those that ask for the same share an entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Question {
+    name: Name,
+    can_be_prefix: bool,
+    must_be_fresh: bool,
+}
+
+impl Question {
+    fn of(interest: &Interest) -> Self {
+        let Interest { name, can_be_prefix, must_be_fresh, .. } = interest;
+        Self { name: name.clone(), can_be_prefix: *can_be_prefix, must_be_fresh: *must_be_fresh }
+    }
+}
+
+struct Pending {
+    /// Each with the number of times that the Interest had been sent when it asked last.
+    waiting: Vec<(ConsumerId, u32)>,
+    /// The number of times that the Interest was sent.
+    sent: u32,
+    expires: Duration,
+}
+
+/// A packet whose judgement waits for a certificate.
+enum Held {
+    Data {
+        data: Data,
+        is_marked: bool,
+        waiting: Vec<ConsumerId>,
+    },
+    /// A certificate that others wait for, under this name of its key.
+    Certificate(Name, Data),
+}
+
+/// A certificate that was requested.
+struct Wanted {
+    first: Duration,
+    last: Duration,
+    /// It has arrived, and waits for that of its own signer.
+    has_arrived: bool,
+    /// Certificates between the first packet that waits and this one.
+    depth: usize,
+    held: Vec<Held>,
+}
+
+/// The forwarder.
+pub struct Forwarder {
+    limits: ForwarderLimits,
+    trust: TrustSchema,
+    store: DataStore,
+    pending: HashMap<Question, Pending>,
+    /// Pending Interests by their end.
+    ends: BTreeSet<(Duration, Question)>,
+    /// Pending Interests by prefix, and by digest. Without any, Data is looked up by its name alone.
+    prefixes: usize,
+    digests: usize,
+    /// By the name of the key.
+    wanted: HashMap<Name, Wanted>,
+    held_bytes: usize,
+    outputs: VecDeque<Output>,
+    refused: u64,
+    nonce: u32,
+    /// The time since 1970 when `now` is zero.
+    epoch: Duration,
+}
+
+impl Forwarder {
+    /// An empty forwarder. `epoch` is the time since 1970 when the time of the other calls is zero. `nonce` is random.
+    pub fn new(limits: ForwarderLimits, trust: TrustSchema, epoch: Duration, nonce: u32) -> Self {
+        Self {
+            limits,
+            trust,
+            store: DataStore::new(limits.store_bytes),
+            pending: HashMap::new(),
+            ends: BTreeSet::new(),
+            prefixes: 0,
+            digests: 0,
+            wanted: HashMap::new(),
+            held_bytes: 0,
+            outputs: VecDeque::new(),
+            refused: 0,
+            nonce,
+            epoch,
+        }
+    }
+
+    /// Takes an Interest of a consumer. Stored Data answers it; otherwise it is sent, unless it is under way for another
+    /// consumer. A consumer that asks again repeats it.
+    ///
+    /// # Errors
+    /// Too many Interests wait.
+    pub fn take_interest(&mut self, consumer: ConsumerId, interest: Interest, now: Duration) -> Result<(), Full> {
+        self.expire(now);
+        if let Some(data) = self.store.find(&interest, now) {
+            self.outputs.push_back(Output::Deliver(consumer, Delivery::Data(Rc::new(data), false)));
+            return Ok(());
+        }
+        let question = Question::of(&interest);
+        let expires = now + interest.wait().clamp(LIFETIMES.0, LIFETIMES.1);
+        if let Some(pending) = self.pending.get_mut(&question) {
+            let Some((_, asked)) = pending.waiting.iter_mut().find(|(id, _)| *id == consumer) else {
+                if pending.waiting.len() >= MAX_WAITING {
+                    return Err(Full);
+                }
+                pending.waiting.push((consumer, pending.sent));
+                return Ok(());
+            };
+            // Another consumer has repeated it for this one, too.
+            let is_repeated = *asked < pending.sent;
+            *asked = pending.sent;
+            if is_repeated {
+                return Ok(());
+            }
+            pending.sent += 1;
+            *asked = pending.sent;
+            let before = std::mem::replace(&mut pending.expires, expires);
+            self.ends.remove(&(before, question.clone()));
+        } else {
+            if self.pending.len() >= self.limits.pending {
+                return Err(Full);
+            }
+            self.prefixes += usize::from(question.can_be_prefix);
+            self.digests += usize::from(is_digest(&question.name));
+            self.pending.insert(question.clone(), Pending { waiting: vec![(consumer, 1)], sent: 1, expires });
+        }
+        self.ends.insert((expires, question));
+        self.outputs.push_back(Output::Send(Box::new(interest)));
+        Ok(())
+    }
+
+    /// Takes a Data packet of the face. `is_marked` tells of a congestion mark.
+    pub fn take_data(&mut self, data: Data, is_marked: bool, now: Duration) -> Taken {
+        self.expire(now);
+        let certified = self.take_certificate(&data, now);
+        let waiting = self.take_waiting(&data);
+        if waiting.is_empty() {
+            return if certified { Taken::Delivered } else { Taken::Unsolicited };
+        }
+        self.judge(data, is_marked, waiting, 0, now)
+    }
+
+    /// Takes an Interest that the network returned.
+    pub fn take_nack(&mut self, interest: &Interest, reason: NackReason, now: Duration) {
+        self.expire(now);
+        if let Some(wanted) = self.wanted.remove(&interest.name) {
+            self.fail(wanted, &Distrust::Missing(interest.name.clone()));
+            return;
+        }
+        let question = Question::of(interest);
+        for consumer in self.remove(&question).unwrap_or_default() {
+            self.outputs.push_back(Output::Deliver(consumer, Delivery::Nack(interest.name.clone(), reason)));
+        }
+    }
+
+    /// The next thing to do.
+    pub fn next_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// The time at which [`Forwarder::handle_timeout`] is due.
+    pub fn next_timeout(&self) -> Option<Duration> {
+        self.wanted.values().map(|wanted| self.due(wanted)).min()
+    }
+
+    /// Requests certificates again that did not arrive, and gives up those that are too late.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        let is_due = |wanted: &Wanted| now >= self.due(wanted);
+        let due: Vec<Name> =
+            self.wanted.iter().filter(|(_, wanted)| is_due(wanted)).map(|(key, _)| key.clone()).collect();
+        for key in due {
+            let is_late = |wanted: &Wanted| wanted.has_arrived || now >= wanted.first + self.limits.patience;
+            if self.wanted.get(&key).is_some_and(is_late) {
+                if let Some(wanted) = self.wanted.remove(&key) {
+                    self.fail(wanted, &Distrust::Missing(key));
+                }
+            } else if let Some(wanted) = self.wanted.get_mut(&key) {
+                wanted.last = now;
+                self.request(key);
+            }
+        }
+    }
+
+    /// The time at which a certificate is requested again or given up.
+    fn due(&self, wanted: &Wanted) -> Duration {
+        // Those above it have their own patience. Two that vouch for each other end here.
+        let chain = u32::try_from(self.limits.chain).unwrap_or(u32::MAX);
+        let end = wanted.first.saturating_add(self.limits.patience.saturating_mul(chain));
+        if wanted.has_arrived { end } else { wanted.last + CERTIFICATE_REPEAT }
+    }
+
+    /// Returns the number of packets that were refused since the last call.
+    pub fn take_refused(&mut self) -> u64 {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// Interests that wait for an answer.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Forgets Interests whose lifetime is over. Consumers repeat them by their own clock.
+    fn expire(&mut self, now: Duration) {
+        while let Some((end, question)) = self.ends.first()
+            && *end <= now
+        {
+            let question = question.clone();
+            self.remove(&question);
+        }
+    }
+
+    fn remove(&mut self, question: &Question) -> Option<Vec<ConsumerId>> {
+        let pending = self.pending.remove(question)?;
+        self.ends.remove(&(pending.expires, question.clone()));
+        self.prefixes -= usize::from(question.can_be_prefix);
+        self.digests -= usize::from(is_digest(&question.name));
+        Some(pending.waiting.into_iter().map(|(consumer, _)| consumer).collect())
+    }
+
+    /// Removes the Interests that a packet answers, and returns who waits for them.
+    fn take_waiting(&mut self, data: &Data) -> Vec<ConsumerId> {
+        let mut names = vec![(data.name.clone(), false)];
+        if self.digests > 0 {
+            names.push((data.name.child(&Component::new(types::IMPLICIT_DIGEST, &data.digest())), false));
+        }
+        if self.prefixes > 0 {
+            names.extend((0..=data.name.len()).map(|count| (data.name.prefix(count), true)));
+        }
+        let mut waiting = Vec::new();
+        for (name, can_be_prefix) in names {
+            for must_be_fresh in [false, true] {
+                let question = Question { name: name.clone(), can_be_prefix, must_be_fresh };
+                waiting.extend(self.remove(&question).unwrap_or_default());
+            }
+        }
+        waiting.sort_unstable();
+        waiting.dedup();
+        waiting
+    }
+
+    fn judge(&mut self, data: Data, is_marked: bool, waiting: Vec<ConsumerId>, depth: usize, now: Duration) -> Taken {
+        match self.trust.judge(&data, self.epoch + now) {
+            Verdict::Trusted => {
+                self.store.put(&data, now);
+                let data = Rc::new(data);
+                for consumer in waiting {
+                    self.outputs.push_back(Output::Deliver(consumer, Delivery::Data(data.clone(), is_marked)));
+                }
+                Taken::Delivered
+            }
+            Verdict::Untrusted(distrust) => {
+                self.refuse(waiting, &distrust);
+                Taken::Untrusted
+            }
+            Verdict::NeedsCertificate(key) => self.hold(key, Held::Data { data, is_marked, waiting }, depth, now),
+        }
+    }
+
+    fn refuse(&mut self, waiting: Vec<ConsumerId>, distrust: &Distrust) {
+        self.refused += 1;
+        for consumer in waiting {
+            self.outputs.push_back(Output::Deliver(consumer, Delivery::Untrusted(distrust.clone())));
+        }
+    }
+
+    /// Lets a packet wait for the certificate of a key, and requests it.
+    fn hold(&mut self, key: Name, held: Held, depth: usize, now: Duration) -> Taken {
+        let bytes = held.bytes();
+        if depth >= self.limits.chain {
+            self.held_bytes += bytes;
+            let distrust = Distrust::ChainTooLong(key.clone(), self.limits.chain);
+            self.fail(Wanted { first: now, last: now, has_arrived: false, depth, held: vec![held] }, &distrust);
+            return Taken::Untrusted;
+        }
+        let is_new = !self.wanted.contains_key(&key);
+        if self.held_bytes + bytes > self.limits.judged_bytes || is_new && self.wanted.len() >= self.limits.certificates
+        {
+            // Consumers ask again.
+            return Taken::Full;
+        }
+        self.held_bytes += bytes;
+        let wanted = self.wanted.entry(key.clone());
+        let wanted =
+            wanted.or_insert_with(|| Wanted { first: now, last: now, has_arrived: false, depth, held: Vec::new() });
+        wanted.held.push(held);
+        if is_new {
+            self.request(key);
+        }
+        Taken::Held
+    }
+
+    fn request(&mut self, key: Name) {
+        self.nonce = self.nonce.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+        let interest = Interest {
+            can_be_prefix: true,
+            must_be_fresh: true,
+            nonce: Some(self.nonce.to_be_bytes()),
+            lifetime: Some(CERTIFICATE_REPEAT),
+            ..Interest::new(key)
+        };
+        self.outputs.push_back(Output::Send(Box::new(interest)));
+    }
+
+    /// Takes a packet as the certificate that others wait for. Returns false if nobody does.
+    fn take_certificate(&mut self, data: &Data, now: Duration) -> bool {
+        // /IDENTITY/KEY/ID/ISSUER/VERSION
+        let key = data.name.prefix(data.name.len().saturating_sub(2));
+        let Some(wanted) = self.wanted.remove(&key) else { return false };
+        match self.trust.take_certificate(data, self.epoch + now) {
+            Verdict::Trusted => {
+                for held in wanted.held {
+                    self.held_bytes -= held.bytes();
+                    match held {
+                        Held::Data { data, is_marked, waiting } => {
+                            self.judge(data, is_marked, waiting, wanted.depth + 1, now);
+                        }
+                        Held::Certificate(_, certificate) => {
+                            // Nobody waits for it if it came twice.
+                            self.take_certificate(&certificate, now);
+                        }
+                    }
+                }
+            }
+            Verdict::Untrusted(distrust) => self.fail(wanted, &distrust),
+            Verdict::NeedsCertificate(issuer) => {
+                let depth = wanted.depth + 1;
+                self.wanted.insert(key.clone(), Wanted { has_arrived: true, ..wanted });
+                if self.hold(issuer, Held::Certificate(key.clone(), data.clone()), depth, now) == Taken::Full
+                    && let Some(wanted) = self.wanted.remove(&key)
+                {
+                    self.fail(wanted, &Distrust::Missing(key));
+                }
+            }
+        }
+        true
+    }
+
+    /// Refuses everything that waits for a certificate.
+    fn fail(&mut self, wanted: Wanted, distrust: &Distrust) {
+        let mut all = vec![wanted];
+        while let Some(wanted) = all.pop() {
+            for held in wanted.held {
+                self.held_bytes -= held.bytes();
+                match held {
+                    Held::Data { waiting, .. } => self.refuse(waiting, distrust),
+                    Held::Certificate(key, _) => all.extend(self.wanted.remove(&key)),
+                }
+            }
+        }
+    }
+}
+
+impl Held {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Data { data, .. } | Self::Certificate(_, data) => data.packet.len(),
+        }
+    }
+}
+
+fn is_digest(name: &Name) -> bool {
+    name.last().is_some_and(|last| last.kind() == types::IMPLICIT_DIGEST)
+}
+
+#[cfg(test)]
+mod tests;

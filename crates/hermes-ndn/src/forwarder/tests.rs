@@ -1,0 +1,273 @@
+//! Tests of the forwarder in computed time.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::packet::DataBuilder;
+use crate::signature::Signer;
+use crate::trust::tests::{Identity, trusting};
+
+const MS: Duration = Duration::from_millis(1);
+/// 2026-06-01T00:00:00Z.
+const EPOCH: Duration = Duration::from_secs(1_780_272_000);
+const PERIOD: (&str, &str) = ("20260101T000000", "20261231T235959");
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn interest(text: &str, nonce: u8) -> Interest {
+    Interest { nonce: Some([nonce; 4]), ..Interest::new(name(text)) }
+}
+
+fn data(text: &str) -> Data {
+    let builder = DataBuilder { name: name(text), ..DataBuilder::default() };
+    Data::decode(builder.sign(b"content", &Signer::digest()).unwrap()).unwrap()
+}
+
+fn forwarder(limits: ForwarderLimits) -> Forwarder {
+    Forwarder::new(limits, TrustSchema::new(Vec::new(), true), EPOCH, 1)
+}
+
+fn outputs(forwarder: &mut Forwarder) -> Vec<Output> {
+    std::iter::from_fn(|| forwarder.next_output()).collect()
+}
+
+fn delivered(consumer: ConsumerId, data: &Data) -> Output {
+    Output::Deliver(consumer, Delivery::Data(Rc::new(data.clone()), false))
+}
+
+#[test]
+fn consumers_that_ask_for_the_same_share_an_interest_and_the_next_gets_stored_data() {
+    let mut forwarder = forwarder(ForwarderLimits::default());
+    forwarder.take_interest(1, interest("/a", 1), MS).unwrap();
+    forwarder.take_interest(2, interest("/a", 2), MS).unwrap();
+    assert_eq!(outputs(&mut forwarder), [Output::Send(Box::new(interest("/a", 1)))]);
+    // A repetition is sent, since the first may be lost.
+    forwarder.take_interest(2, interest("/a", 3), MS).unwrap();
+    assert_eq!(outputs(&mut forwarder), [Output::Send(Box::new(interest("/a", 3)))]);
+    // It was repeated for the other consumer, too, but for the next time.
+    forwarder.take_interest(1, interest("/a", 4), MS).unwrap();
+    assert_eq!(outputs(&mut forwarder), []);
+    forwarder.take_interest(1, interest("/a", 5), MS).unwrap();
+    assert_eq!(outputs(&mut forwarder), [Output::Send(Box::new(interest("/a", 5)))]);
+    let packet = data("/a");
+    assert_eq!(forwarder.take_data(packet.clone(), false, MS), Taken::Delivered);
+    assert_eq!(outputs(&mut forwarder), [delivered(1, &packet), delivered(2, &packet)]);
+    assert_eq!(forwarder.take_data(packet.clone(), false, MS), Taken::Unsolicited);
+    forwarder.take_interest(3, interest("/a", 4), MS).unwrap();
+    assert_eq!(outputs(&mut forwarder), [delivered(3, &packet)]);
+}
+
+#[test]
+fn prefixes_and_digests_are_answered_and_forgotten_in_time() {
+    let mut forwarder = forwarder(ForwarderLimits { store_bytes: 0, ..ForwarderLimits::default() });
+    let packet = data("/a/b");
+    let by_digest = packet.name.child(&Component::new(types::IMPLICIT_DIGEST, &packet.digest()));
+    let by_prefix = Interest { can_be_prefix: true, must_be_fresh: true, ..interest("/a", 1) };
+    forwarder.take_interest(1, by_prefix.clone(), MS).unwrap();
+    forwarder.take_interest(2, Interest { nonce: Some([2; 4]), ..Interest::new(by_digest) }, MS).unwrap();
+    outputs(&mut forwarder);
+    forwarder.take_data(packet.clone(), false, MS);
+    assert_eq!(outputs(&mut forwarder), [delivered(1, &packet), delivered(2, &packet)]);
+    forwarder.take_interest(1, by_prefix, MS).unwrap();
+    assert_eq!(forwarder.pending(), 1);
+    assert_eq!(forwarder.take_data(packet, false, MS * 4001), Taken::Unsolicited);
+    assert_eq!((forwarder.pending(), forwarder.prefixes, forwarder.digests, forwarder.ends.len()), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_flood_of_interests_finds_a_bound_and_ends() {
+    let mut forwarder = forwarder(ForwarderLimits { pending: 100, ..ForwarderLimits::default() });
+    let refused =
+        (0..1000).filter(|number| forwarder.take_interest(1, interest(&format!("/{number}"), 1), MS).is_err());
+    assert_eq!(refused.count(), 900);
+    assert_eq!(forwarder.pending(), 100);
+    forwarder.take_interest(1, interest("/later", 1), MS * 4002).unwrap();
+    assert_eq!(forwarder.pending(), 1);
+    // Many who ask for one name.
+    let refused =
+        (2..3000).filter(|consumer| forwarder.take_interest(*consumer, interest("/later", 1), MS * 4002).is_err());
+    assert_eq!(refused.count(), 2998 - (MAX_WAITING - 1));
+}
+
+#[test]
+fn returned_interests_reach_all_who_wait() {
+    let mut forwarder = forwarder(ForwarderLimits::default());
+    for consumer in [1, 2] {
+        forwarder.take_interest(consumer, interest("/a", 1), MS).unwrap();
+    }
+    outputs(&mut forwarder);
+    forwarder.take_nack(&interest("/a", 1), NackReason::NoRoute, MS);
+    let nack = |consumer| Output::Deliver(consumer, Delivery::Nack(name("/a"), NackReason::NoRoute));
+    assert_eq!(outputs(&mut forwarder), [nack(1), nack(2)]);
+    assert_eq!(forwarder.pending(), 0);
+}
+
+#[test]
+fn a_packet_that_is_not_trusted_reaches_nobody_and_is_not_stored() {
+    let anchor = Identity::new("/org");
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    forwarder.take_interest(1, interest("/org/a", 1), MS).unwrap();
+    outputs(&mut forwarder);
+    assert_eq!(forwarder.take_data(data("/org/a"), false, MS), Taken::Untrusted);
+    let out = outputs(&mut forwarder);
+    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(_))]), "{out:?}");
+    forwarder.take_interest(2, interest("/org/a", 2), MS).unwrap();
+    assert_eq!(outputs(&mut forwarder), [Output::Send(Box::new(interest("/org/a", 2)))]);
+}
+
+/// The one Interest among the outputs, for the certificate of this key.
+fn requests(forwarder: &mut Forwarder, key: &Name) {
+    let out = outputs(forwarder);
+    assert!(matches!(&out[..], [Output::Send(interest)] if interest.name == *key && interest.can_be_prefix), "{out:?}");
+}
+
+#[test]
+fn certificates_up_to_the_anchor_are_requested_once() {
+    let [anchor, site, page] = ["/org", "/org/site", "/org/site/page"].map(Identity::new);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    let packets = ["/org/site/page/1", "/org/site/page/2"].map(|text| page.sign(text));
+    for packet in &packets {
+        forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
+    }
+    outputs(&mut forwarder);
+    assert_eq!(forwarder.take_data(packets[0].clone(), false, MS), Taken::Held);
+    requests(&mut forwarder, &page.key);
+    assert_eq!(forwarder.take_data(packets[1].clone(), false, MS), Taken::Held);
+    assert_eq!(outputs(&mut forwarder), []);
+    let of_page = site.certify(&page, PERIOD.0, PERIOD.1);
+    assert_eq!(forwarder.take_data(of_page.clone(), false, MS), Taken::Delivered);
+    requests(&mut forwarder, &site.key);
+    // It comes once more.
+    forwarder.take_data(of_page, false, MS);
+    assert_eq!(outputs(&mut forwarder), []);
+    forwarder.take_data(anchor.certify(&site, PERIOD.0, PERIOD.1), false, MS);
+    assert_eq!(outputs(&mut forwarder), packets.each_ref().map(|packet| delivered(1, packet)));
+    assert_eq!((forwarder.held_bytes, forwarder.wanted.len()), (0, 0));
+    // The next needs none.
+    let packet = page.sign("/org/site/page/3");
+    forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
+    outputs(&mut forwarder);
+    assert_eq!(forwarder.take_data(packet, false, MS), Taken::Delivered);
+}
+
+#[test]
+fn without_a_valid_certificate_everything_that_waits_is_refused() {
+    let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
+    let packet = site.sign("/org/site/1");
+    let begin = || {
+        let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+        forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
+        outputs(&mut forwarder);
+        assert_eq!(forwarder.take_data(packet.clone(), false, MS), Taken::Held);
+        requests(&mut forwarder, &site.key);
+        forwarder
+    };
+    let refused = |mut forwarder: Forwarder| {
+        let mut out = outputs(&mut forwarder);
+        out.retain(|output| matches!(output, Output::Deliver(..)));
+        assert_eq!((forwarder.held_bytes, forwarder.wanted.len()), (0, 0));
+        match out.pop() {
+            Some(Output::Deliver(1, Delivery::Untrusted(distrust))) if out.is_empty() => distrust,
+            other => panic!("{other:?}"),
+        }
+    };
+    // It has expired.
+    let mut forwarder = begin();
+    forwarder.take_data(anchor.certify(&site, "20250101T000000", "20260101T000000"), false, MS);
+    assert!(matches!(refused(forwarder), Distrust::OutsideValidity(..)));
+    // Nobody sends it.
+    let mut forwarder = begin();
+    let mut repeats = 0;
+    for now in (0..10).map(|step| MS * 500 * step) {
+        forwarder.handle_timeout(now);
+        if forwarder.wanted.contains_key(&site.key) {
+            repeats += outputs(&mut forwarder).len();
+        }
+    }
+    assert_eq!(repeats, 3);
+    assert_eq!(refused(forwarder), Distrust::Missing(site.key.clone()));
+    // Two keys vouch for each other, one of them outside its identity.
+    let other = Identity::new("/org");
+    let mut forwarder = begin();
+    forwarder.take_data(other.certify(&site, PERIOD.0, PERIOD.1), false, MS);
+    forwarder.take_data(site.certify(&other, PERIOD.0, PERIOD.1), false, MS);
+    assert!(matches!(refused(forwarder), Distrust::NoAnchor(_)));
+}
+
+#[test]
+fn two_keys_that_vouch_for_each_other_end_in_time() {
+    let keys = ["/org/KEY/1", "/org/site/KEY/1", "/org/site/KEY/2"];
+    let [anchor, one, two] = keys.map(Identity::with_key);
+    let packet = one.sign("/org/site/1");
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
+    forwarder.take_data(packet, false, MS);
+    forwarder.take_data(two.certify(&one, PERIOD.0, PERIOD.1), false, MS);
+    forwarder.take_data(one.certify(&two, PERIOD.0, PERIOD.1), false, MS);
+    outputs(&mut forwarder);
+    assert_eq!(forwarder.wanted.len(), 2);
+    assert_eq!(forwarder.next_timeout(), Some(MS * 20_001));
+    forwarder.handle_timeout(MS * 20_001);
+    let out = outputs(&mut forwarder);
+    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(Distrust::Missing(_)))]), "{out:?}");
+    assert_eq!((forwarder.held_bytes, forwarder.wanted.len(), forwarder.take_refused()), (0, 0, 1));
+}
+
+#[test]
+fn a_chain_of_certificates_has_a_bound() {
+    let anchor = Identity::new("/org");
+    let names = (1..9).map(|depth| format!("/org{}", "/a".repeat(depth)));
+    let identities: Vec<Identity> = names.map(|text| Identity::new(&text)).collect();
+    let packet = identities[7].sign("/org/a/a/a/a/a/a/a/a/1");
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
+    forwarder.take_data(packet, false, MS);
+    for pair in identities.windows(2).rev() {
+        forwarder.take_data(pair[0].certify(&pair[1], PERIOD.0, PERIOD.1), false, MS);
+    }
+    let last = outputs(&mut forwarder).pop();
+    assert!(matches!(&last, Some(Output::Deliver(1, Delivery::Untrusted(Distrust::ChainTooLong(_, 5))))), "{last:?}");
+    assert_eq!((forwarder.held_bytes, forwarder.wanted.len()), (0, 0));
+}
+
+#[test]
+fn packets_that_wait_for_certificates_are_bounded() {
+    let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
+    let packet = site.sign("/org/site/1");
+    let limits = ForwarderLimits { judged_bytes: packet.packet.len() + 10, ..ForwarderLimits::default() };
+    let mut forwarder = Forwarder::new(limits, trusting(&anchor, "/org"), EPOCH, 1);
+    for (text, taken) in [("/org/site/1", Taken::Held), ("/org/site/2", Taken::Full)] {
+        forwarder.take_interest(1, interest(text, 1), MS).unwrap();
+        assert_eq!(forwarder.take_data(site.sign(text), false, MS), taken);
+    }
+}
+
+proptest! {
+    /// Whatever consumers and the face do, nothing stays once all lifetimes are over.
+    #[test]
+    fn nothing_stays_behind(steps in proptest::collection::vec((0u8..4, 0u8..6, 0u64..3), 0..200)) {
+        let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
+        let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+        let mut now = Duration::ZERO;
+        for (step, which, consumer) in steps {
+            now += MS * 100;
+            let text = format!("/org/site/{which}");
+            match step {
+                0 => drop(forwarder.take_interest(consumer, interest(&text, which), now)),
+                1 => drop(forwarder.take_data(site.sign(&text), false, now)),
+                2 if which == 0 => drop(forwarder.take_data(anchor.certify(&site, PERIOD.0, PERIOD.1), false, now)),
+                2 => forwarder.take_nack(&interest(&text, which), NackReason::Congestion, now),
+                _ => forwarder.handle_timeout(now),
+            }
+        }
+        forwarder.handle_timeout(now + MS * 20_000);
+        forwarder.expire(now + MS * 20_000);
+        outputs(&mut forwarder);
+        prop_assert_eq!((forwarder.pending(), forwarder.ends.len(), forwarder.prefixes), (0, 0, 0));
+        prop_assert_eq!((forwarder.held_bytes, forwarder.wanted.len(), forwarder.next_timeout()), (0, 0, None));
+    }
+}
