@@ -35,6 +35,7 @@ need redis-server redis-server
 need systemd-analyze systemd
 need man man-db
 need objcopy binutils
+need chromium chromium
 
 if [ ${#missing[@]} -gt 0 ]; then
   list=$(printf '%s\n' "${missing[@]}" | sort -u | tr '\n' ' ')

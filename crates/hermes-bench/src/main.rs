@@ -13,6 +13,7 @@ use hermes_testkit::load;
 mod cases;
 mod chain;
 mod contender;
+mod gateway;
 mod machine;
 mod origins;
 mod packet_path;
@@ -59,6 +60,8 @@ enum Command {
     Unstable(unstable::UnstableOptions),
     /// Connections split on a router, beside HAProxy and a minimal splitter (PEP-DNA, Table II, Figures 5 and 6).
     Pep(pep::PepOptions),
+    /// Content of an NDN producer by HTTP, beside the same content read natively.
+    Gateway(gateway::GatewayOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -122,6 +125,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Layer3(options) => run::run(&options, &["layer3"]),
         Command::Table7(options) => run::run(&options, &["table7"]),
         Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Gateway(options) => gateway::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Unstable(options) => Ok(if unstable::run(&options)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),
     }

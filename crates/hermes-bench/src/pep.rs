@@ -294,7 +294,7 @@ fn wait(pause: Duration) {
 }
 
 /// CPU seconds of a process so far, from `/proc/PID/stat`.
-fn cpu_of(pid: u32) -> Result<f64> {
+pub(crate) fn cpu_of(pid: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     // utime and stime are fields 14 and 15; the state, field 3, is the first one here.
@@ -303,7 +303,7 @@ fn cpu_of(pid: u32) -> Result<f64> {
 }
 
 /// The mean and the median.
-fn mean_and_median(values: &[f64]) -> (f64, f64) {
+pub(crate) fn mean_and_median(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let count = sorted.len().max(1);
