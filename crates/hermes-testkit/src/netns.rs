@@ -3,6 +3,7 @@
 //! In: names and addresses. Out: namespaces that are removed when dropped, with everything in them. Uses iproute2 and
 //! needs root; without it [`Namespace::new`] returns an error. Never changes the caller's namespace.
 
+use std::thread::JoinHandle;
 use std::{
     fs::{self, File},
     net::Ipv4Addr,
@@ -78,6 +79,21 @@ impl Namespace {
     /// The kernel refuses.
     pub fn enter(&self) -> Result<()> {
         Ok(setns(file_of(&self.name)?, CloneFlags::CLONE_NEWNET)?)
+    }
+
+    /// Starts a thread in this namespace. Its result is an error if the kernel refuses the namespace.
+    ///
+    /// # Errors
+    /// The namespace is gone.
+    pub fn thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<JoinHandle<Result<T>>> {
+        let file = file_of(&self.name)?;
+        Ok(std::thread::spawn(move || {
+            setns(file, CloneFlags::CLONE_NEWNET)?;
+            Ok(work())
+        }))
     }
 
     /// Runs a future in this namespace: sockets and programs that it creates belong to the namespace. Spawned tasks do

@@ -3,6 +3,8 @@
 //! In: a client, one or two routers and a server, each in a namespace. Out: addresses that each end sees, refusals,
 //! silence, resets and half-closes as the far end means them; and rules that go with their process.
 
+mod many_connections;
+
 use std::future::Future;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
