@@ -76,7 +76,7 @@ struct Figures {
 pub(crate) fn run(options: &GatewayOptions) -> Result<()> {
     std::fs::create_dir_all(&options.out)?;
     let dir = tempfile::tempdir()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tools = python::find(&options.target, python::NDN_PRODUCER)?;
     let python = runtime.block_on(python::start(python::NDN_PRODUCER, &tools, &[&options.bytes.to_string()]))?;
     let python_address = (Ipv4Addr::LOCALHOST, python.port).into();

@@ -42,6 +42,8 @@ const NAMED_PORT: u16 = 8005;
 const SPLITTER_PORT: u16 = 9001;
 const HAPROXY_PORT: u16 = 9002;
 const NGINX_PORT: u16 = 9003;
+/// Hermes as they are: connections to the router, which the server sees as those of the router.
+const RELAY_PORT: u16 = 9004;
 /// The UDP ports of the server: an application of the DIF and a producer of NDN, and a node of the DIF.
 const APPLICATION_PORT: u16 = 4000;
 const PRODUCER_PORT: u16 = 6363;
@@ -159,6 +161,7 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
         Target::new("splitter", (ROUTER, SPLITTER_PORT), None),
         Target::new("haproxy", (ROUTER, HAPROXY_PORT), Some(haproxy.pid())),
         Target::new("nginx", (ROUTER, NGINX_PORT), Some(nginx.pid())),
+        Target::new("hermes-relay", (ROUTER, RELAY_PORT), ours),
         Target::new("hermes", (SERVER, SPLIT_PORT), ours),
         Target::new("hermes-held", (SERVER, HELD_PORT), ours),
         Target { max_bytes: MAX_FLOW_BYTES, ..Target::new("hermes-rina", (SERVER, NATIVE_PORT), ours) },

@@ -251,10 +251,6 @@ impl CurrentListener {
     }
 }
 
-/// The number of connections accepted before other tasks run, so that displaced connections are closed before many more
-/// are accepted.
-const ACCEPT_BATCH: usize = 8;
-
 /// The longest accept queue that `hermes_net::tcp` requests from the kernel.
 const MAX_ACCEPT_BACKLOG: usize = 4096;
 
@@ -264,17 +260,12 @@ async fn accept_all(
     mut known: CurrentListener,
     ending: Rc<Oneshot<Ending>>,
 ) {
-    let mut accepted_since_yield = 0;
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((tcp, source)) => {
                     begin(&worker, &mut known, tcp, source);
-                    accepted_since_yield += 1;
-                    if accepted_since_yield == ACCEPT_BATCH {
-                        accepted_since_yield = 0;
-                        tokio::task::yield_now().await;
-                    }
+                    let_others_run().await;
                 }
                 Err(error) => pause_after(&worker, &known.name, &error).await,
             },
@@ -285,6 +276,12 @@ async fn accept_all(
             }
         }
     }
+}
+
+/// Lets other tasks run after a connection was accepted. The connection begins to be served before the next `accept`,
+/// which mostly finds none, and displaced connections are closed before many more are accepted.
+async fn let_others_run() {
+    tokio::task::yield_now().await;
 }
 
 /// Reports a failed `accept`, and pauses if the next one would fail, too.

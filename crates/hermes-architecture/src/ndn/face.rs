@@ -10,14 +10,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::{FaceUri, HostPort, Route};
 use hermes_ndn::MAX_PACKET;
 use hermes_ndn::lp::Fragmenter;
-use hermes_net::udp;
+use hermes_net::udp::{self, UdpSocket};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{UdpSocket, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::link::{FrameJoiner, frames, read_packets, write_packets};
@@ -136,12 +136,13 @@ fn over_stream(worker: &Rc<Outbound>, stream: impl AsyncRead + AsyncWrite + Unpi
 fn over_datagrams(worker: &Rc<Outbound>, forwarder: SocketAddr) -> io::Result<Face> {
     let socket = udp::connect(forwarder)?;
     hermes_net::host::spare(&socket)?;
+    let peer = socket.peer_addr()?;
     let socket = Rc::new(UdpSocket::from_std(socket)?);
     let mtu = udp::whole_payload(forwarder).unwrap_or(MAX_PACKET);
     let (to_tunnel, from_face) = mpsc::channel(QUEUE_PACKETS);
     let (to_face, packets) = mpsc::channel(QUEUE_PACKETS);
     worker.spawn(receive(worker.clone(), socket.clone(), to_tunnel, to_face.downgrade()));
-    worker.spawn(send(worker.clone(), socket, packets, mtu));
+    worker.spawn(send(worker.clone(), socket, peer, packets, mtu));
     Ok(Face { to_face, from_face })
 }
 
@@ -153,40 +154,49 @@ async fn receive(
     to_face: mpsc::WeakSender<Bytes>,
 ) {
     let mut joiner = FrameJoiner::new();
-    let mut buffer = BytesMut::with_capacity(udp::MAX_PAYLOAD);
+    let mut datagrams = Vec::new();
     loop {
-        buffer.reserve(udp::MAX_PAYLOAD);
+        let receiving = std::future::poll_fn(|cx| {
+            let mut buffer = worker.udp_buffer.borrow_mut();
+            socket.poll_receive(cx, &mut buffer, |_, datagram| datagrams.push(datagram))
+        });
         let received = tokio::select! {
-            received = socket.recv_buf(&mut buffer) => received,
+            received = receiving => received,
             () = to_tunnel.closed() => return,
         };
         // The forwarder may be restarting, which the kernel reports as a refused datagram.
         if received.is_err() {
             worker.shared.metrics.dropped("send-failed", 1);
-            continue;
         }
-        let datagram = buffer.split().freeze();
-        let Ok(received) = joiner.take(datagram, Duration::from_millis(worker.now())) else {
-            worker.shared.metrics.dropped("ndn-malformed", 1);
-            continue;
-        };
-        if let (Some(answer), Some(to_face)) = (received.answer, to_face.upgrade()) {
-            let _ = to_face.try_send(answer);
-        }
-        if let Some(packet) = received.packet
-            && to_tunnel.send(packet.encode()).await.is_err()
-        {
-            return;
+        for datagram in datagrams.drain(..) {
+            let Ok(received) = joiner.take(datagram, Duration::from_millis(worker.now())) else {
+                worker.shared.metrics.dropped("ndn-malformed", 1);
+                continue;
+            };
+            if let (Some(answer), Some(to_face)) = (received.answer, to_face.upgrade()) {
+                let _ = to_face.try_send(answer);
+            }
+            if let Some(packet) = received.packet
+                && to_tunnel.send(packet.encode()).await.is_err()
+            {
+                return;
+            }
         }
     }
 }
 
 /// Sends packets to the forwarder until the tunnel has ended.
-async fn send(worker: Rc<Outbound>, socket: Rc<UdpSocket>, mut packets: mpsc::Receiver<Bytes>, mtu: usize) {
+async fn send(
+    worker: Rc<Outbound>,
+    socket: Rc<UdpSocket>,
+    peer: SocketAddr,
+    mut packets: mpsc::Receiver<Bytes>,
+    mtu: usize,
+) {
     let mut fragmenter = Fragmenter::new(worker.random().1);
     while let Some(packet) = packets.recv().await {
         for frame in frames(&mut fragmenter, packet, mtu) {
-            if socket.send(&frame).await.is_err() {
+            if socket.send(peer, &frame).await.is_err() {
                 worker.shared.metrics.dropped("send-failed", 1);
             }
         }

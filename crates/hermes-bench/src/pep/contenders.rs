@@ -28,7 +28,7 @@ use hermes_testkit::{
 
 use super::{
     APPLICATION_PORT, BUFFER, DIRECT_PORT, EGRESS_PORT, FLOW_PORT, HAPROXY_PORT, HELD_PORT, NAMED_PORT, NATIVE_PORT,
-    NGINX_PORT, PRODUCER_PORT, ROUTER, SERVER, SPLIT_PORT,
+    NGINX_PORT, PRODUCER_PORT, RELAY_PORT, ROUTER, SERVER, SPLIT_PORT,
 };
 
 /// The version of all NDN content. Its name is known, so no discovery takes a round trip.
@@ -75,7 +75,9 @@ pub(super) fn start_router(hermes: &Path, router: &Namespace, dir: &Path) -> Res
          - {{name: held, protocol: transparent, capture: [0.0.0.0/0], \
          ports: [{HELD_PORT}, {NATIVE_PORT}, {FLOW_PORT}]}}\n\
          - {{name: named, protocol: transparent, capture: [0.0.0.0/0], ports: [{NAMED_PORT}], http: true}}\n\
+         - {{name: relay, bind: '{ROUTER}:{RELAY_PORT}', protocol: tcp, authority: 'server:{DIRECT_PORT}'}}\n\
          routes:\n\
+         - {{name: relay, match: {{listener: relay}}, terminate: {{tcp: '{SERVER}:{DIRECT_PORT}'}}}}\n\
          - {{name: native, match: {{port: {NATIVE_PORT}}}, terminate: {{{}, application: {APPLICATION}}}}}\n\
          - {{name: flow, match: {{port: {FLOW_PORT}}}, terminate: {{{}}}}}\n\
          - {{name: named, match: {{kind: http}}, \

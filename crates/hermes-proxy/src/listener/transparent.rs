@@ -49,6 +49,8 @@ pub(super) struct Interceptor {
     slot: usize,
     queue: QueueReader,
     listeners: Vec<TcpListener>,
+    /// The addresses of `listeners`, to which no client connects on its way elsewhere.
+    own: Vec<SocketAddr>,
     /// Sockets for the first datagrams of UDP flows, until their tasks take them.
     udp: RefCell<Vec<tokio::net::UdpSocket>>,
     held: RefCell<HashMap<Flow, HeldState>>,
@@ -74,11 +76,12 @@ enum Held {
 /// No file descriptor is left.
 pub(super) fn open(worker: &Rc<Worker>, interception: Arc<Interception>, slot: usize) -> io::Result<Rc<Interceptor>> {
     let sockets = interception.sockets(slot)?;
-    let listeners = sockets.listeners.into_iter().map(TcpListener::from_std).collect::<io::Result<_>>()?;
+    let listeners = sockets.listeners.into_iter().map(TcpListener::from_std).collect::<io::Result<Vec<_>>>()?;
+    let own = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
     let udp = sockets.udp.into_iter().map(tokio::net::UdpSocket::from_std).collect::<io::Result<_>>()?;
     let queue = QueueReader::new(sockets.queue)?;
     let (worker, udp) = (worker.clone(), RefCell::new(udp));
-    Ok(Rc::new(Interceptor { worker, interception, slot, queue, listeners, udp, held: RefCell::default() }))
+    Ok(Rc::new(Interceptor { worker, interception, slot, queue, listeners, own, udp, held: RefCell::default() }))
 }
 
 /// Serves connections until the listener ends, and then those whose SYN is still held.
@@ -121,7 +124,10 @@ pub(super) async fn accept_all(
                 }
             },
             accepted = this.accept() => match accepted {
-                Ok((tcp, source)) => this.take_connection(&mut known, tcp, source),
+                Ok((tcp, source)) => {
+                    this.take_connection(&mut known, tcp, source);
+                    super::let_others_run().await;
+                }
                 Err(error) => super::pause_after(&this.worker, &known.name, &error).await,
             },
             how = ending.wait(), if !is_ending => {
@@ -202,9 +208,8 @@ impl Interceptor {
             drop(session.send(tcp));
             return;
         }
-        let is_own = |listener: &TcpListener| listener.local_addr().is_ok_and(|own| own == destination);
         let holds = known.current(&self.worker).is_some_and(|(state, _)| holds_syns(&state.listener));
-        if holds || self.listeners.iter().any(is_own) {
+        if holds || self.own.contains(&destination) {
             // No session waits for the connection: it has ended, or a program of this machine connected to the port itself.
             hermes_net::tcp::reset_on_close(&tcp);
             return;
