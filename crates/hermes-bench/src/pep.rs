@@ -9,6 +9,7 @@ mod contenders;
 mod paths;
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpStream},
@@ -24,6 +25,7 @@ use serde::Serialize;
 
 use self::contenders::{
     content_path, publish, serve, serve_flows, split, start_egress, start_haproxy, start_nginx, start_router,
+    start_transparent_haproxy,
 };
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
@@ -42,8 +44,11 @@ const NAMED_PORT: u16 = 8005;
 const SPLITTER_PORT: u16 = 9001;
 const HAPROXY_PORT: u16 = 9002;
 const NGINX_PORT: u16 = 9003;
-/// Hermes as they are: connections to the router, which the server sees as those of the router.
+/// Hermes in their way: connections to the router, which the server sees as those of the router.
 const RELAY_PORT: u16 = 9004;
+/// The server's port that HAProxy intercepts, and its own port for that.
+const HAPROXY_SPLIT_PORT: u16 = 8006;
+const TPROXY_PORT: u16 = 9005;
 /// The UDP ports of the server: an application of the DIF and a producer of NDN, and a node of the DIF.
 const APPLICATION_PORT: u16 = 4000;
 const PRODUCER_PORT: u16 = 6363;
@@ -94,11 +99,13 @@ struct Target {
     is_named: bool,
     /// Larger transfers are left out.
     max_bytes: u64,
+    /// Requests so far.
+    turns: Cell<u64>,
 }
 
 impl Target {
     fn new(name: &'static str, address: (Ipv4Addr, u16), pid: Option<u32>) -> Self {
-        Self { name, address: address.into(), pid, is_named: false, max_bytes: u64::MAX }
+        Self { name, address: address.into(), pid, is_named: false, max_bytes: u64::MAX, turns: Cell::new(0) }
     }
 }
 
@@ -150,6 +157,7 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
     serving.into_iter().try_for_each(|port| in_namespace(&server, move || serve((SERVER, port).into())))?;
     in_namespace(&router, || split((ROUTER, SPLITTER_PORT).into(), (SERVER, DIRECT_PORT).into()))?;
     let haproxy = start_haproxy(&router, dir.path())?;
+    let transparent = start_transparent_haproxy(&router, dir.path())?;
     let nginx = start_nginx(&router, dir.path())?;
     in_namespace(&server, serve_flows)?;
     in_namespace(&server, || publish(&NAMED_SIZES))?;
@@ -160,6 +168,7 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
         Target::new("direct", (SERVER, DIRECT_PORT), None),
         Target::new("splitter", (ROUTER, SPLITTER_PORT), None),
         Target::new("haproxy", (ROUTER, HAPROXY_PORT), Some(haproxy.pid())),
+        Target::new("haproxy-transparent", (SERVER, HAPROXY_SPLIT_PORT), Some(transparent.pid())),
         Target::new("nginx", (ROUTER, NGINX_PORT), Some(nginx.pid())),
         Target::new("hermes-relay", (ROUTER, RELAY_PORT), ours),
         Target::new("hermes", (SERVER, SPLIT_PORT), ours),
@@ -170,7 +179,7 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
     ];
     let measuring = options.clone();
     let contenders = in_namespace_to_end(&client, move || measure(&measuring, &targets))??;
-    drop((haproxy, nginx, hermes));
+    drop((haproxy, transparent, nginx, hermes));
     let paths = paths::measure(options, dir.path())?;
     let report = Report {
         rounds: options.rounds,
@@ -199,7 +208,8 @@ fn in_namespace_to_end<T: Send>(namespace: &Namespace, work: impl FnOnce() -> T 
 
 /// Sends a request, and reads its answer.
 fn ask(target: &Target, stream: &mut TcpStream, method: &str, bytes: u64, buffer: &mut [u8]) -> Result<()> {
-    let path = if target.is_named { content_path(bytes) } else { format!("/{bytes}") };
+    let turn = target.turns.replace(target.turns.get() + 1);
+    let path = if target.is_named { content_path(bytes, turn) } else { format!("/{bytes}") };
     stream.write_all(format!("{method} {path} HTTP/1.1\r\nhost: server\r\n\r\n").as_bytes())?;
     let (mut head, mut found) = (Vec::new(), None);
     while found.is_none() {
@@ -315,7 +325,7 @@ pub(crate) fn mean_and_median(values: &[f64]) -> (f64, f64) {
 
 fn print_table(report: &Report) {
     println!(
-        "contender        P ms: mean median   NP ms: mean median   1 KB..256 MB ms (median)   4 GiB: Gbit/s  CPU s"
+        "contender            P ms: mean median   NP ms: mean median   1 KB..256 MB ms (median)   4 GiB: Gbit/s  CPU s"
     );
     for (name, figures) in &report.contenders {
         let (persistent, fresh) =
@@ -324,7 +334,7 @@ fn print_table(report: &Report) {
             figures.get_ms.values().map(|times| format!("{:.2}", mean_and_median(times).1)).collect();
         let (rate, cpu) = (mean_and_median(&figures.bulk_gbit_s).1, mean_and_median(&figures.bulk_cpu_s).1);
         println!(
-            "{name:15} {:9.3} {:7.3} {:13.3} {:7.3}   {}   {rate:.1} {cpu:.2}",
+            "{name:19} {:9.3} {:7.3} {:13.3} {:7.3}   {}   {rate:.1} {cpu:.2}",
             persistent.0,
             persistent.1,
             fresh.0,

@@ -151,7 +151,15 @@ impl Namespace {
             "add table ip nat; add chain ip nat post {{ type nat hook postrouting priority srcnat; }}; \
              add rule ip nat post ip saddr {inside} masquerade"
         );
-        run(Command::new("ip").args(["netns", "exec", &self.name, "nft", &rules]))
+        self.nft(&rules)
+    }
+
+    /// Adds rules of nftables.
+    ///
+    /// # Errors
+    /// nftables is missing, or the kernel refuses.
+    pub fn nft(&self, rules: &str) -> Result<()> {
+        run(Command::new("ip").args(["netns", "exec", &self.name, "nft", rules]))
     }
 
     /// Drops packets of unknown connections without a reset, as many firewalls do.
@@ -161,7 +169,7 @@ impl Namespace {
     pub fn send_no_resets(&self) -> Result<()> {
         let rules = "add table ip mute; add chain ip mute out { type filter hook output priority 0; }; \
                      add rule ip mute out tcp flags & rst == rst drop";
-        run(Command::new("ip").args(["netns", "exec", &self.name, "nft", rules]))
+        self.nft(rules)
     }
 
     /// Joins two namespaces with a veth pair, an address of `/24` at each end. Returns the names of its devices.

@@ -27,12 +27,14 @@ use hermes_testkit::{
 };
 
 use super::{
-    APPLICATION_PORT, BUFFER, DIRECT_PORT, EGRESS_PORT, FLOW_PORT, HAPROXY_PORT, HELD_PORT, NAMED_PORT, NATIVE_PORT,
-    NGINX_PORT, PRODUCER_PORT, RELAY_PORT, ROUTER, SERVER, SPLIT_PORT,
+    APPLICATION_PORT, BUFFER, DIRECT_PORT, EGRESS_PORT, FLOW_PORT, HAPROXY_PORT, HAPROXY_SPLIT_PORT, HELD_PORT,
+    NAMED_PORT, NATIVE_PORT, NGINX_PORT, PRODUCER_PORT, RELAY_PORT, ROUTER, SERVER, SPLIT_PORT, TPROXY_PORT,
 };
 
 /// The version of all NDN content. Its name is known, so no discovery takes a round trip.
 pub(super) const CONTENT_VERSION: u64 = 1;
+/// The names of empty content.
+const EMPTY_NAMES: u64 = 20_000;
 /// The DIF of the benchmark, its key, and the application at the server.
 const DIF: &str = "bench";
 const KEY: &str = "the key of the benchmark";
@@ -48,6 +50,32 @@ pub(super) fn start_haproxy(router: &Namespace, dir: &Path) -> Result<Running> {
     let program = Program::new("haproxy", "haproxy", dir).args(["-db", "-f"]).args([&file]).within(Some(router));
     let mut running = program.start()?;
     running.wait_listening(&[Port::Tcp(HAPROXY_PORT)], Duration::from_secs(10))?;
+    Ok(running)
+}
+
+/// HAProxy as transparent as Hermes: it accepts connections to the server's port, and connects with the client's address.
+/// HAProxy leaves the rules that lead packets to it to others.
+pub(super) fn start_transparent_haproxy(router: &Namespace, dir: &Path) -> Result<Running> {
+    let config = format!(
+        "global\n  nbthread 2\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n  \
+         option splice-auto\nlisten pep\n  bind 0.0.0.0:{TPROXY_PORT} transparent\n  \
+         source 0.0.0.0 usesrc clientip\n  server s {SERVER}:{DIRECT_PORT}\n"
+    );
+    let file = dir.join("haproxy-transparent.cfg");
+    std::fs::write(&file, config)?;
+    router.nft(&format!(
+        "add table ip haproxy; \
+         add chain ip haproxy divert {{ type filter hook prerouting priority mangle; }}; \
+         add rule ip haproxy divert ip daddr {SERVER} tcp dport {HAPROXY_SPLIT_PORT} tproxy to :{TPROXY_PORT} \
+         meta mark set 0x99 accept; \
+         add rule ip haproxy divert ip saddr {SERVER} tcp sport {DIRECT_PORT} socket transparent 1 \
+         meta mark set 0x99 accept"
+    ))?;
+    router.ip(&["rule", "add", "fwmark", "0x99", "lookup", "99"])?;
+    router.ip(&["route", "add", "local", "default", "dev", "lo", "table", "99"])?;
+    let program = Program::new("haproxy-transparent", "haproxy", dir).args(["-db", "-f"]).args([&file]);
+    let mut running = program.within(Some(router)).start()?;
+    running.wait_listening(&[Port::Tcp(TPROXY_PORT)], Duration::from_secs(10))?;
     Ok(running)
 }
 
@@ -126,12 +154,14 @@ pub(super) fn serve_flows() -> Result<()> {
 
 /// Publishes zeros under `/BYTES` over UDP, for each of the sizes.
 pub(super) fn publish(sizes: &'static [u64]) -> Result<()> {
-    let content = |bytes: &u64| {
-        let name: Name = format!("/{bytes}").parse().ok()?;
-        let zeros = Bytes::from(vec![0; usize::try_from(*bytes).ok()?]);
+    let content = |(name, bytes): (String, u64)| {
+        let name: Name = name.parse().ok()?;
+        let zeros = Bytes::from(vec![0; usize::try_from(bytes).ok()?]);
         Some((name.clone(), PublishedContent::new(name, CONTENT_VERSION, zeros)?))
     };
-    let all: BTreeMap<Name, PublishedContent> = sizes.iter().filter_map(content).collect();
+    let sizes = sizes.iter().map(|bytes| (format!("/{bytes}"), *bytes));
+    let empty = (0..EMPTY_NAMES).map(|turn| (format!("/0/{turn}"), 0));
+    let all: BTreeMap<Name, PublishedContent> = sizes.chain(empty).filter_map(content).collect();
     let socket = UdpSocket::bind((SERVER, PRODUCER_PORT))?;
     thread::spawn(move || {
         let mut buffer = vec![0; BUFFER];
@@ -149,8 +179,10 @@ pub(super) fn publish(sizes: &'static [u64]) -> Result<()> {
 }
 
 /// The path of the content of this length.
-pub(super) fn content_path(bytes: u64) -> String {
-    format!("/{bytes}/{}", Component::numbered(types::VERSION, CONTENT_VERSION))
+pub(super) fn content_path(bytes: u64, turn: u64) -> String {
+    // Empty content has a new name each time, so that it comes from its producer and not from what the node has stored.
+    let name = if bytes == 0 { format!("/0/{}", turn % EMPTY_NAMES) } else { format!("/{bytes}") };
+    format!("{name}/{}", Component::numbered(types::VERSION, CONTENT_VERSION))
 }
 
 /// Serves requests at an address: HEAD with a head, `GET /BYTES` with that number of bytes. Threads inherit the namespace.
