@@ -1,4 +1,4 @@
-//! Properties of NDN packets and of the link protocol.
+//! Properties of NDN packets, of the link protocol, of the forwarder and of fetches.
 //!
 //! In: bytes of a peer. Out: nothing, or a panic. The tests of `hermes-ndn` include this file, too, and replay the corpus,
 //! so that the crate of the fuzz targets needs no library for signatures.
@@ -6,10 +6,15 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_ndn::fetch::{Fetch, FetchLimits};
+use hermes_ndn::forwarder::{Delivery, Forwarder, ForwarderLimits, Output};
 use hermes_ndn::framing::PacketSplitter;
-use hermes_ndn::lp::{Fragmenter, LpPacket, Reassembler, ReassemblyLimits};
-use hermes_ndn::packet::name_of;
-use hermes_ndn::{MAX_FRAME, Name, Packet};
+use hermes_ndn::lp::{Fragmenter, LpPacket, NackReason, Reassembler, ReassemblyLimits};
+use hermes_ndn::name::types;
+use hermes_ndn::packet::{APPLICATION_NACK, Data, DataBuilder, Interest, name_of};
+use hermes_ndn::signature::{Signer, VerifyingKey};
+use hermes_ndn::trust::TrustSchema;
+use hermes_ndn::{Component, MAX_FRAME, Name, Packet};
 
 /// A decoded packet has a name whose URI reads as the same name. The stream of a packet twice has two packets.
 pub fn ndn_packet(data: &[u8]) {
@@ -71,4 +76,128 @@ fn split_and_join(frame: &LpPacket, width: usize) {
     let joined: Vec<LpPacket> = joined.collect();
     assert_eq!(joined.len(), 1);
     assert_eq!(joined[0].fragment, frame.fragment);
+}
+
+/// Names that begin with each other, and those of certificates.
+const NAMES: [&str; 12] = [
+    "/a",
+    "/a/b",
+    "/a/b/c",
+    "/a/b/c/seg=0",
+    "/a/32=metadata",
+    "/b/1",
+    "/b/KEY/1",
+    "/b/KEY/1/x/v=1",
+    "/b/KEY/2/y/v=1",
+    "/b/c/KEY/1/x/v=1",
+    "/c/params-sha256=0000000000000000000000000000000000000000000000000000000000000000",
+    "/d/sha256digest=0000000000000000000000000000000000000000000000000000000000000000",
+];
+
+/// The bytes are steps of consumers, of a face and of time. Consumers get only what they asked for, all bounds hold, and
+/// nothing stays once time is over.
+pub fn ndn_forwarder(data: &[u8]) {
+    let limits = ForwarderLimits {
+        pending: 8,
+        store_bytes: 4096,
+        judged_bytes: 1000,
+        certificates: 2,
+        chain: 2,
+        patience: Duration::from_secs(4),
+    };
+    // A key that signs nothing here: packets without a digest under /b need certificates.
+    let anchors = vec![("/b".parse().unwrap_or_default(), VerifyingKey::Public(Bytes::from_static(b"no key")))];
+    let mut forwarder = Forwarder::new(limits, TrustSchema::new(anchors, true), Duration::from_secs(1 << 30), 1);
+    let mut asked: Vec<(u64, Interest)> = Vec::new();
+    let mut now = Duration::ZERO;
+    for step in data.chunks_exact(4) {
+        let name: Name = NAMES[usize::from(step[1]) % NAMES.len()].parse().unwrap_or_default();
+        let consumer = u64::from(step[2] % 4);
+        let signer = if step[3] & 1 == 0 { Signer::digest() } else { Signer::hmac(b"key", key_of(step[3])) };
+        let freshness = (step[3] & 2 == 0).then_some(Duration::from_millis(300));
+        let content_type = if step[3] & 4 == 0 { 0 } else { u64::from(step[2] % 4) };
+        match step[0] % 5 {
+            0 => {
+                let (can_be_prefix, must_be_fresh) = (step[3] & 1 == 0, step[3] & 2 == 0);
+                let interest = Interest { can_be_prefix, must_be_fresh, ..Interest::new(name) };
+                asked.push((consumer, interest.clone()));
+                let _ = forwarder.take_interest(consumer, interest, now);
+            }
+            1 => {
+                let builder = DataBuilder { name, content_type, freshness, final_block: None };
+                let packet = builder.sign(step, &signer).unwrap_or_default();
+                let packet = Data::decode(packet).unwrap_or_else(|error| panic!("our own packet: {error}"));
+                forwarder.take_data(packet, step[3] & 8 == 0, now);
+            }
+            2 => forwarder.take_nack(&Interest::new(name), NackReason::NoRoute, now),
+            3 => now += Duration::from_millis(u64::from(step[1]) * 10),
+            _ => forwarder.handle_timeout(now),
+        }
+        assert!(forwarder.pending() <= limits.pending);
+        while let Some(output) = forwarder.next_output() {
+            let Output::Deliver(consumer, Delivery::Data(data, _)) = output else { continue };
+            let is_answer = |(who, interest): &(u64, Interest)| *who == consumer && data.answers(interest);
+            assert!(asked.iter().any(is_answer), "{} was not asked for", data.name);
+        }
+    }
+    forwarder.handle_timeout(now + Duration::from_secs(70));
+    assert_eq!((forwarder.pending(), forwarder.next_timeout()), (0, None));
+}
+
+/// The name of a key in a signature.
+fn key_of(choice: u8) -> Name {
+    NAMES[usize::from(choice >> 4) % NAMES.len()].parse().unwrap_or_default()
+}
+
+/// The bytes are answers of a producer that contradicts itself. Content comes in order, each segment once, and what waits
+/// and what is under way stays within the limits.
+pub fn ndn_fetch(data: &[u8]) {
+    let Some((begin, steps)) = data.split_first() else { return };
+    let limits = FetchLimits { max_window: 8, max_ahead: 16, patience: Duration::from_secs(2) };
+    let versioned: Name = "/a/v=1".parse().unwrap_or_default();
+    let mut fetch = match begin % 3 {
+        0 => Fetch::new("/a".parse().unwrap_or_default(), limits, 1),
+        1 => Fetch::new(versioned.clone(), limits, 1),
+        _ => Fetch::segments(versioned.clone(), 2..=u64::from(*begin), limits, 1),
+    };
+    let mut now = Duration::ZERO;
+    let mut received = 0;
+    for step in steps.chunks_exact(4) {
+        let mut sent = 0;
+        while fetch.next_interest(now).is_some() {
+            sent += 1;
+            assert!(sent <= 2 * limits.max_window, "the window is open without an end");
+        }
+        let segment = |number: u64| Component::numbered(types::SEGMENT, number);
+        let name = match step[1] % 8 {
+            0 => "/a/32=metadata/v=1/seg=0".parse().unwrap_or_default(),
+            1 => "/a".parse().unwrap_or_default(),
+            2 => "/a/v=2/seg=0".parse().unwrap_or_default(),
+            _ => versioned.child(&segment(u64::from(step[1] >> 3))),
+        };
+        let final_block = (step[3] & 1 == 0).then(|| segment(u64::from(step[2])));
+        let content_type = if step[3] & 2 == 0 { 0 } else { APPLICATION_NACK };
+        let ended = match step[0] % 4 {
+            0 | 1 => {
+                let mut content = Vec::new();
+                versioned.put(&mut content);
+                let builder = DataBuilder { name, content_type, freshness: None, final_block };
+                let packet = builder.sign(&content, &Signer::digest()).unwrap_or_default();
+                let packet = Data::decode(packet).unwrap_or_else(|error| panic!("our own packet: {error}"));
+                fetch.take_data(packet, step[3] & 4 == 0, now)
+            }
+            2 => fetch.take_nack(&name, NackReason::Congestion, now),
+            _ => {
+                now += Duration::from_millis(u64::from(step[1]) * 4);
+                fetch.handle_timeout(now)
+            }
+        };
+        while fetch.next_content().is_some() {
+            received += 1;
+            assert!(received <= steps.len(), "more content than packets");
+        }
+        if ended.is_err() || fetch.is_complete() {
+            return;
+        }
+    }
 }

@@ -259,8 +259,10 @@ impl Forwarder {
         self.wanted.values().map(|wanted| self.due(wanted)).min()
     }
 
-    /// Requests certificates again that did not arrive, and gives up those that are too late.
+    /// Requests certificates again that did not arrive, gives up those that are too late, and forgets Interests whose
+    /// lifetime is over.
     pub fn handle_timeout(&mut self, now: Duration) {
+        self.expire(now);
         let is_due = |wanted: &Wanted| now >= self.due(wanted);
         let due: Vec<Name> =
             self.wanted.iter().filter(|(_, wanted)| is_due(wanted)).map(|(key, _)| key.clone()).collect();
@@ -315,12 +317,15 @@ impl Forwarder {
 
     /// Removes the Interests that a packet answers, and returns who waits for them.
     fn take_waiting(&mut self, data: &Data) -> Vec<ConsumerId> {
+        // A digest in an Interest is that of the packet, whatever the name of the packet contains.
         let mut names = vec![(data.name.clone(), false)];
-        if self.digests > 0 {
-            names.push((data.name.child(&Component::new(types::IMPLICIT_DIGEST, &data.digest())), false));
-        }
         if self.prefixes > 0 {
             names.extend((0..=data.name.len()).map(|count| (data.name.prefix(count), true)));
+        }
+        names.retain(|(name, _)| !is_digest(name));
+        if self.digests > 0 {
+            let full = data.name.child(&Component::new(types::IMPLICIT_DIGEST, &data.digest()));
+            names.extend([(full.clone(), false), (full, true)]);
         }
         let mut waiting = Vec::new();
         for (name, can_be_prefix) in names {

@@ -79,6 +79,18 @@ fn prefixes_and_digests_are_answered_and_forgotten_in_time() {
 }
 
 #[test]
+fn a_digest_in_the_name_of_a_packet_is_not_that_of_the_packet() {
+    let mut forwarder = forwarder(ForwarderLimits::default());
+    let claimed = name("/a").child(&Component::new(types::IMPLICIT_DIGEST, &[0; 32]));
+    for can_be_prefix in [false, true] {
+        forwarder.take_interest(1, Interest { can_be_prefix, ..Interest::new(claimed.clone()) }, MS).unwrap();
+    }
+    outputs(&mut forwarder);
+    assert_eq!(forwarder.take_data(data(&claimed.to_string()), false, MS), Taken::Unsolicited);
+    assert_eq!(outputs(&mut forwarder), []);
+}
+
+#[test]
 fn a_flood_of_interests_finds_a_bound_and_ends() {
     let mut forwarder = forwarder(ForwarderLimits { pending: 100, ..ForwarderLimits::default() });
     let refused =
