@@ -75,7 +75,7 @@ bench-quick: release setup ## the same in five minutes, noisier
 bench-pep: release setup ## connections split on a router (root), beside HAProxy and a minimal splitter: bench/results
 	$(CARGO) run --release -p hermes-bench -- pep --out bench/results --hermes $(TARGET)/release/hermes
 
-bench-ndn: release setup ## NDN files over a slow link, directly and through an overlay (root): bench/results
+bench-ndn: release setup ## NDN files over a slow link and through an overlay, and by HTTP (root): bench/results
 	mkdir -p bench/results
 	$(TARGET)/release/hermes demo ndn --full --json > bench/results/ndn.json
 	$(CARGO) run --release -p hermes-bench -- gateway --out bench/results --hermes $(TARGET)/release/hermes --target $(TARGET)

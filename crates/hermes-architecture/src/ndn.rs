@@ -2,7 +2,7 @@
 //!
 //! In: sessions of `ndn` listeners, which carry packets, and HTTP requests, whose path is a name. Out: the stream of a
 //! forwarder's face (`face`), or content as an HTTP response (`gateway`, over a `forwarder` that requests share).
-//! `packet_stream` and `link` serve both ends of the overlay. Never: an Interest of a session of packets that is kept.
+//! `packet_stream` and `link` serve both ends of the overlay. Never: state for the Interests of sessions of packets.
 
 pub mod face;
 pub mod forwarder;

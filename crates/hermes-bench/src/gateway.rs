@@ -50,10 +50,10 @@ pub(crate) struct GatewayOptions {
     /// The target directory, which has the Python packages.
     #[arg(long, default_value = "target")]
     target: PathBuf,
-    /// Fetches of each way from each producer.
+    /// Fetches from each producer, by HTTP and natively.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Bytes of the content.
+    /// Bytes of the content. The node answers less than 16 MiB from its store.
     #[arg(long, default_value_t = 100_000_000)]
     bytes: usize,
 }
@@ -203,7 +203,7 @@ fn fetch_natively(producer: SocketAddr, name: &str, bytes: usize) -> Result<f64>
         };
         let frame = LpPacket::decode(Bytes::copy_from_slice(&buffer[..length]))?;
         let data = Data::decode(frame.fragment.context("a frame without a packet")?)?;
-        ensure!(digest_matches(&data.signature), "{} has another digest", data.name);
+        ensure!(digest_matches(&data.signature), "{}: the digest is wrong", data.name);
         fetch.take_data(data, frame.congestion.is_some(), begun.elapsed())?;
         while let Some(content) = fetch.next_content() {
             comparison.take(&content)?;
@@ -232,7 +232,11 @@ fn fetch_by_http(gateway: SocketAddr, path: &str, bytes: usize) -> Result<f64> {
         }
         head.extend_from_slice(&buffer[..length]);
         if let Some(end) = head.windows(4).position(|four| four == b"\r\n\r\n") {
-            ensure!(head.starts_with(b"HTTP/1.1 200") || head.starts_with(b"HTTP/1.0 200"), "another status");
+            ensure!(
+                head.starts_with(b"HTTP/1.1 200") || head.starts_with(b"HTTP/1.0 200"),
+                "{}",
+                String::from_utf8_lossy(&head)
+            );
             comparison.take(&head[end + 4..])?;
             is_head = false;
         }

@@ -44,7 +44,7 @@ const NAMED_PORT: u16 = 8005;
 const SPLITTER_PORT: u16 = 9001;
 const HAPROXY_PORT: u16 = 9002;
 const NGINX_PORT: u16 = 9003;
-/// Hermes in their way: connections to the router, which the server sees as those of the router.
+/// Hermes as an ordinary TCP proxy: it accepts at the router, and the server sees the router's address.
 const RELAY_PORT: u16 = 9004;
 /// The server's port that HAProxy intercepts, and its own port for that.
 const HAPROXY_SPLIT_PORT: u16 = 8006;

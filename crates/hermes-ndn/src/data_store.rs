@@ -1,4 +1,4 @@
-//! Data packets by name, the least recently used first to go.
+//! Data packets by name. The least recently used go first.
 //!
 //! In: packets that may be used, Interests, and the time. Out: a packet that answers an Interest. The bytes are bounded.
 //! Never: a packet that nobody has judged, since everybody gets it under its name.
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::name::{Name, types};
+use crate::name::Name;
 use crate::packet::{Data, Interest};
 
 /// Bytes of state for each packet, apart from its own.
 const OVERHEAD: usize = 400;
 /// Packets that one Interest with a prefix may look at.
-const MAX_LOOKS: usize = 64;
+const MAX_PREFIX_CANDIDATES: usize = 64;
 
 /// Stored packets.
 pub(crate) struct DataStore {
@@ -30,6 +30,8 @@ pub(crate) struct DataStore {
 struct Stored {
     data: Data,
     fresh_until: Duration,
+    /// The end of the period in which its signature counts. `None`: it has no end.
+    valid_until: Option<Duration>,
     used: u64,
 }
 
@@ -39,8 +41,8 @@ impl DataStore {
         Self { max_bytes, bytes: 0, uses: 0, packets: BTreeMap::new(), order: BTreeMap::new() }
     }
 
-    /// Stores a packet. It replaces one with the same name.
-    pub(crate) fn put(&mut self, data: &Data, now: Duration) {
+    /// Stores a packet. It replaces one with the same name. From `valid_until` on, it answers no Interest.
+    pub(crate) fn put(&mut self, data: &Data, now: Duration, valid_until: Option<Duration>) {
         self.remove(&data.name);
         // The packet may be a slice of a buffer that is much larger.
         let Ok(data) = Data::decode(Bytes::copy_from_slice(&data.packet)) else { return };
@@ -48,7 +50,7 @@ impl DataStore {
         self.bytes += cost(&data);
         let fresh_until = now.saturating_add(data.freshness.unwrap_or_default());
         self.order.insert(self.uses, data.name.clone());
-        self.packets.insert(data.name.clone(), Stored { data, fresh_until, used: self.uses });
+        self.packets.insert(data.name.clone(), Stored { data, fresh_until, valid_until, used: self.uses });
         while self.bytes > self.max_bytes
             && let Some((_, oldest)) = self.order.pop_first()
         {
@@ -59,15 +61,16 @@ impl DataStore {
     /// Returns a packet that answers an Interest.
     pub(crate) fn find(&mut self, interest: &Interest, now: Duration) -> Option<Data> {
         let wanted = &interest.name;
-        let answers =
-            |stored: &Stored| (!interest.must_be_fresh || now < stored.fresh_until) && stored.data.answers(interest);
-        let is_digest = wanted.last().is_some_and(|last| last.kind() == types::IMPLICIT_DIGEST);
-        let name = if is_digest {
+        let answers = |stored: &Stored| {
+            let is_fresh = !interest.must_be_fresh || now < stored.fresh_until;
+            is_fresh && stored.valid_until.is_none_or(|end| now < end) && stored.data.answers(interest)
+        };
+        let name = if wanted.has_implicit_digest() {
             let name = wanted.parent();
             self.packets.get(&name).is_some_and(answers).then_some(name)?
         } else if interest.can_be_prefix {
             let from = self.packets.range(wanted.clone()..).take_while(|(name, _)| wanted.is_prefix_of(name));
-            from.take(MAX_LOOKS).find(|(_, stored)| answers(stored))?.0.clone()
+            from.take(MAX_PREFIX_CANDIDATES).find(|(_, stored)| answers(stored))?.0.clone()
         } else {
             self.packets.get(wanted).is_some_and(answers).then(|| wanted.clone())?
         };

@@ -13,6 +13,7 @@ use bytes::Bytes;
 
 use crate::lp::NackReason;
 use crate::name::{Component, Name, types};
+use crate::nonce::NonceSequence;
 use crate::packet::{APPLICATION_NACK, Data, Interest};
 use crate::rtt::RttEstimator;
 use crate::tlv::Element;
@@ -117,8 +118,7 @@ pub struct Fetch {
     next_out: u64,
     /// The window does not shrink again before this time.
     calm_until: Duration,
-    /// Seeds the nonces of Interests.
-    nonce: u32,
+    nonces: NonceSequence,
     /// The first Data of the content, for what it says of all: version, freshness.
     first: Option<Data>,
 }
@@ -154,7 +154,7 @@ impl Fetch {
             waiting: BTreeMap::new(),
             next_out: next,
             calm_until: Duration::ZERO,
-            nonce,
+            nonces: NonceSequence::new(nonce),
             first: None,
         }
     }
@@ -184,7 +184,7 @@ impl Fetch {
     /// Returns the next Interest to send; `None` while the window is full.
     pub fn next_interest(&mut self, now: Duration) -> Option<Interest> {
         if let Some(wanted) = self.repeat.pop() {
-            let nonce = self.next_nonce();
+            let nonce = self.nonces.next_nonce();
             let sent = self.under_way.get_mut(&wanted)?;
             sent.last = now;
             sent.is_repeated = true;
@@ -202,7 +202,9 @@ impl Fetch {
                     return None;
                 }
                 let name = prefix.child(&Component::numbered(types::SEGMENT, self.next));
-                (Wanted::Segment(self.next), Interest::new(name))
+                // Without a version, stored segments may be those of older content.
+                let has_version = prefix.last().is_some_and(|last| last.kind() == types::VERSION);
+                (Wanted::Segment(self.next), Interest { must_be_fresh: !has_version, ..Interest::new(name) })
             }
             Phase::Complete => return None,
         };
@@ -210,7 +212,7 @@ impl Fetch {
             self.next += 1;
         }
         let interest = Interest {
-            nonce: Some(self.next_nonce()),
+            nonce: Some(self.nonces.next_nonce()),
             lifetime: Some(self.rtt.timeout().max(MIN_LIFETIME)),
             ..interest
         };
@@ -227,12 +229,6 @@ impl Fetch {
         let wanted = [Wanted::Prefix, Wanted::Metadata].into_iter().find(is_new)?;
         let metadata = || self.name.child(&Component::new(types::KEYWORD, METADATA));
         Some((wanted, by_prefix(if wanted == Wanted::Prefix { self.name.clone() } else { metadata() })))
-    }
-
-    fn next_nonce(&mut self) -> [u8; 4] {
-        // A counter with a random start: nonces must differ, not be secret.
-        self.nonce = self.nonce.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
-        self.nonce.to_be_bytes()
     }
 
     /// Returns the Interest that Data answers.

@@ -12,15 +12,17 @@ use std::time::Duration;
 use crate::data_store::DataStore;
 use crate::lp::NackReason;
 use crate::name::{Component, Name, types};
-use crate::packet::{Data, Interest};
+use crate::nonce::NonceSequence;
+use crate::packet::{APPLICATION_NACK, Data, Interest};
 use crate::trust::{Distrust, TrustSchema, Verdict};
 
 /// The time after which a certificate is requested again.
 const CERTIFICATE_REPEAT: Duration = Duration::from_secs(1);
 /// Consumers that may wait for one Interest.
 const MAX_WAITING: usize = 1024;
-/// The shortest time that an Interest is remembered, and the longest.
-const LIFETIMES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+/// The shortest and the longest time that an Interest is remembered.
+const MIN_LIFETIME: Duration = Duration::from_millis(100);
+const MAX_LIFETIME: Duration = Duration::from_secs(60);
 
 /// The number of a consumer.
 pub type ConsumerId = u64;
@@ -33,13 +35,13 @@ pub struct ForwarderLimits {
     /// Bytes of stored packets.
     pub store_bytes: usize,
     /// Bytes of packets that wait for a certificate.
-    pub judged_bytes: usize,
+    pub unverified_bytes: usize,
     /// Certificates that are requested at once.
     pub certificates: usize,
     /// Certificates that may lead from a packet to an anchor.
     pub chain: usize,
     /// The longest wait for a certificate.
-    pub patience: Duration,
+    pub certificate_timeout: Duration,
 }
 
 impl Default for ForwarderLimits {
@@ -47,10 +49,10 @@ impl Default for ForwarderLimits {
         Self {
             pending: 16_384,
             store_bytes: 16 << 20,
-            judged_bytes: 4 << 20,
+            unverified_bytes: 4 << 20,
             certificates: 64,
             chain: 5,
-            patience: Duration::from_secs(4),
+            certificate_timeout: Duration::from_secs(4),
         }
     }
 }
@@ -58,7 +60,7 @@ impl Default for ForwarderLimits {
 /// No further Interest has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many Interests wait for an answer")]
-pub struct Full;
+pub struct PitFull;
 
 /// What a consumer gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,38 +82,40 @@ pub enum Output {
     Deliver(ConsumerId, Delivery),
 }
 
-/// What happened to a packet of the face.
+/// The result of a packet of the face.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum DataOutcome {
     /// Somebody had asked for it, and gets it.
     Delivered,
+    /// It was requested as a certificate.
+    Certificate,
     /// It waits for a certificate.
-    Held,
+    Unverified,
     /// Nobody had asked for it.
     Unsolicited,
     /// It may not be used, which those who had asked for it learn.
     Untrusted,
     /// It needs a certificate, and there is no room to wait.
-    Full,
+    NoRoom,
 }
 
 /// What an Interest asks for. Those that ask for the same share an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Question {
+struct PitKey {
     name: Name,
     can_be_prefix: bool,
     must_be_fresh: bool,
 }
 
-impl Question {
+impl PitKey {
     fn of(interest: &Interest) -> Self {
         let Interest { name, can_be_prefix, must_be_fresh, .. } = interest;
         Self { name: name.clone(), can_be_prefix: *can_be_prefix, must_be_fresh: *must_be_fresh }
     }
 }
 
-struct Pending {
-    /// Each with the number of times that the Interest had been sent when it asked last.
+struct PitEntry {
+    /// Each consumer, and the value of `sent` when it asked last.
     waiting: Vec<(ConsumerId, u32)>,
     /// The number of times that the Interest was sent.
     sent: u32,
@@ -119,7 +123,7 @@ struct Pending {
 }
 
 /// A packet whose judgement waits for a certificate.
-enum Held {
+enum UnverifiedPacket {
     Data {
         data: Data,
         is_marked: bool,
@@ -130,14 +134,14 @@ enum Held {
 }
 
 /// A certificate that was requested.
-struct Wanted {
+struct CertificateRequest {
     first: Duration,
     last: Duration,
     /// It has arrived, and waits for that of its own signer.
     has_arrived: bool,
     /// Certificates between the first packet that waits and this one.
     depth: usize,
-    held: Vec<Held>,
+    held: Vec<UnverifiedPacket>,
 }
 
 /// The forwarder.
@@ -145,25 +149,25 @@ pub struct Forwarder {
     limits: ForwarderLimits,
     trust: TrustSchema,
     store: DataStore,
-    pending: HashMap<Question, Pending>,
-    /// Pending Interests by their end.
-    ends: BTreeSet<(Duration, Question)>,
-    /// Pending Interests by prefix, and by digest. Without any, Data is looked up by its name alone.
+    pending: HashMap<PitKey, PitEntry>,
+    /// PitEntry Interests by their end.
+    ends: BTreeSet<(Duration, PitKey)>,
+    /// PitEntry Interests by prefix, and by digest. Without any, Data is looked up by its name alone.
     prefixes: usize,
     digests: usize,
     /// By the name of the key.
-    wanted: HashMap<Name, Wanted>,
+    wanted: HashMap<Name, CertificateRequest>,
     held_bytes: usize,
     outputs: VecDeque<Output>,
     refused: u64,
-    nonce: u32,
-    /// The time since 1970 when `now` is zero.
-    epoch: Duration,
+    nonces: NonceSequence,
+    /// The time since 1970 at which the last packet arrived.
+    utc: Duration,
 }
 
 impl Forwarder {
-    /// An empty forwarder. `epoch` is the time since 1970 when the time of the other calls is zero. `nonce` is random.
-    pub fn new(limits: ForwarderLimits, trust: TrustSchema, epoch: Duration, nonce: u32) -> Self {
+    /// An empty forwarder. `nonce` is random.
+    pub fn new(limits: ForwarderLimits, trust: TrustSchema, nonce: u32) -> Self {
         Self {
             limits,
             trust,
@@ -176,8 +180,8 @@ impl Forwarder {
             held_bytes: 0,
             outputs: VecDeque::new(),
             refused: 0,
-            nonce,
-            epoch,
+            nonces: NonceSequence::new(nonce),
+            utc: Duration::ZERO,
         }
     }
 
@@ -186,18 +190,18 @@ impl Forwarder {
     ///
     /// # Errors
     /// Too many Interests wait.
-    pub fn take_interest(&mut self, consumer: ConsumerId, interest: Interest, now: Duration) -> Result<(), Full> {
+    pub fn take_interest(&mut self, consumer: ConsumerId, interest: Interest, now: Duration) -> Result<(), PitFull> {
         self.expire(now);
         if let Some(data) = self.store.find(&interest, now) {
             self.outputs.push_back(Output::Deliver(consumer, Delivery::Data(Rc::new(data), false)));
             return Ok(());
         }
-        let question = Question::of(&interest);
-        let expires = now + interest.wait().clamp(LIFETIMES.0, LIFETIMES.1);
-        if let Some(pending) = self.pending.get_mut(&question) {
+        let key = PitKey::of(&interest);
+        let expires = now + interest.wait().clamp(MIN_LIFETIME, MAX_LIFETIME);
+        if let Some(pending) = self.pending.get_mut(&key) {
             let Some((_, asked)) = pending.waiting.iter_mut().find(|(id, _)| *id == consumer) else {
                 if pending.waiting.len() >= MAX_WAITING {
-                    return Err(Full);
+                    return Err(PitFull);
                 }
                 pending.waiting.push((consumer, pending.sent));
                 return Ok(());
@@ -211,27 +215,29 @@ impl Forwarder {
             pending.sent += 1;
             *asked = pending.sent;
             let before = std::mem::replace(&mut pending.expires, expires);
-            self.ends.remove(&(before, question.clone()));
+            self.ends.remove(&(before, key.clone()));
         } else {
             if self.pending.len() >= self.limits.pending {
-                return Err(Full);
+                return Err(PitFull);
             }
-            self.prefixes += usize::from(question.can_be_prefix);
-            self.digests += usize::from(is_digest(&question.name));
-            self.pending.insert(question.clone(), Pending { waiting: vec![(consumer, 1)], sent: 1, expires });
+            self.prefixes += usize::from(key.can_be_prefix);
+            self.digests += usize::from(key.name.has_implicit_digest());
+            self.pending.insert(key.clone(), PitEntry { waiting: vec![(consumer, 1)], sent: 1, expires });
         }
-        self.ends.insert((expires, question));
+        self.ends.insert((expires, key));
         self.outputs.push_back(Output::Send(Box::new(interest)));
         Ok(())
     }
 
-    /// Takes a Data packet of the face. `is_marked` tells of a congestion mark.
-    pub fn take_data(&mut self, data: Data, is_marked: bool, now: Duration) -> Taken {
+    /// Takes a Data packet of the face. `is_marked` tells of a congestion mark. `utc` is the time since 1970, by which
+    /// certificates are valid or not.
+    pub fn take_data(&mut self, data: Data, is_marked: bool, now: Duration, utc: Duration) -> DataOutcome {
+        self.utc = utc;
         self.expire(now);
-        let certified = self.take_certificate(&data, now);
+        let is_certificate = self.take_certificate(&data, now);
         let waiting = self.take_waiting(&data);
         if waiting.is_empty() {
-            return if certified { Taken::Delivered } else { Taken::Unsolicited };
+            return if is_certificate { DataOutcome::Certificate } else { DataOutcome::Unsolicited };
         }
         self.judge(data, is_marked, waiting, 0, now)
     }
@@ -239,12 +245,13 @@ impl Forwarder {
     /// Takes an Interest that the network returned.
     pub fn take_nack(&mut self, interest: &Interest, reason: NackReason, now: Duration) {
         self.expire(now);
-        if let Some(wanted) = self.wanted.remove(&interest.name) {
+        // Otherwise the certificate is requested again by its timeout.
+        let is_final = matches!(reason, NackReason::NoRoute | NackReason::None);
+        if is_final && let Some(wanted) = self.wanted.remove(&interest.name) {
             self.fail(wanted, &Distrust::Missing(interest.name.clone()));
-            return;
         }
-        let question = Question::of(interest);
-        for consumer in self.remove(&question).unwrap_or_default() {
+        let key = PitKey::of(interest);
+        for consumer in self.remove(&key).unwrap_or_default() {
             self.outputs.push_back(Output::Deliver(consumer, Delivery::Nack(interest.name.clone(), reason)));
         }
     }
@@ -254,7 +261,8 @@ impl Forwarder {
         self.outputs.pop_front()
     }
 
-    /// The time at which [`Forwarder::handle_timeout`] is due.
+    /// The time at which [`Forwarder::handle_timeout`] is due for a certificate. Interests whose lifetime is over go with
+    /// any call.
     pub fn next_timeout(&self) -> Option<Duration> {
         self.wanted.values().map(|wanted| self.due(wanted)).min()
     }
@@ -263,11 +271,13 @@ impl Forwarder {
     /// lifetime is over.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.expire(now);
-        let is_due = |wanted: &Wanted| now >= self.due(wanted);
+        let is_due = |wanted: &CertificateRequest| now >= self.due(wanted);
         let due: Vec<Name> =
             self.wanted.iter().filter(|(_, wanted)| is_due(wanted)).map(|(key, _)| key.clone()).collect();
         for key in due {
-            let is_late = |wanted: &Wanted| wanted.has_arrived || now >= wanted.first + self.limits.patience;
+            let is_late = |wanted: &CertificateRequest| {
+                wanted.has_arrived || now >= wanted.first + self.limits.certificate_timeout
+            };
             if self.wanted.get(&key).is_some_and(is_late) {
                 if let Some(wanted) = self.wanted.remove(&key) {
                     self.fail(wanted, &Distrust::Missing(key));
@@ -280,10 +290,10 @@ impl Forwarder {
     }
 
     /// The time at which a certificate is requested again or given up.
-    fn due(&self, wanted: &Wanted) -> Duration {
-        // Those above it have their own patience. Two that vouch for each other end here.
+    fn due(&self, wanted: &CertificateRequest) -> Duration {
+        // The certificate of its issuer has a timeout of its own. Two certificates that sign each other end by this one.
         let chain = u32::try_from(self.limits.chain).unwrap_or(u32::MAX);
-        let end = wanted.first.saturating_add(self.limits.patience.saturating_mul(chain));
+        let end = wanted.first.saturating_add(self.limits.certificate_timeout.saturating_mul(chain));
         if wanted.has_arrived { end } else { wanted.last + CERTIFICATE_REPEAT }
     }
 
@@ -299,19 +309,19 @@ impl Forwarder {
 
     /// Forgets Interests whose lifetime is over. Consumers repeat them by their own clock.
     fn expire(&mut self, now: Duration) {
-        while let Some((end, question)) = self.ends.first()
+        while let Some((end, key)) = self.ends.first()
             && *end <= now
         {
-            let question = question.clone();
-            self.remove(&question);
+            let key = key.clone();
+            self.remove(&key);
         }
     }
 
-    fn remove(&mut self, question: &Question) -> Option<Vec<ConsumerId>> {
-        let pending = self.pending.remove(question)?;
-        self.ends.remove(&(pending.expires, question.clone()));
-        self.prefixes -= usize::from(question.can_be_prefix);
-        self.digests -= usize::from(is_digest(&question.name));
+    fn remove(&mut self, key: &PitKey) -> Option<Vec<ConsumerId>> {
+        let pending = self.pending.remove(key)?;
+        self.ends.remove(&(pending.expires, key.clone()));
+        self.prefixes -= usize::from(key.can_be_prefix);
+        self.digests -= usize::from(key.name.has_implicit_digest());
         Some(pending.waiting.into_iter().map(|(consumer, _)| consumer).collect())
     }
 
@@ -322,7 +332,7 @@ impl Forwarder {
         if self.prefixes > 0 {
             names.extend((0..=data.name.len()).map(|count| (data.name.prefix(count), true)));
         }
-        names.retain(|(name, _)| !is_digest(name));
+        names.retain(|(name, _)| !name.has_implicit_digest());
         if self.digests > 0 {
             let full = data.name.child(&Component::new(types::IMPLICIT_DIGEST, &data.digest()));
             names.extend([(full.clone(), false), (full, true)]);
@@ -330,8 +340,8 @@ impl Forwarder {
         let mut waiting = Vec::new();
         for (name, can_be_prefix) in names {
             for must_be_fresh in [false, true] {
-                let question = Question { name: name.clone(), can_be_prefix, must_be_fresh };
-                waiting.extend(self.remove(&question).unwrap_or_default());
+                let key = PitKey { name: name.clone(), can_be_prefix, must_be_fresh };
+                waiting.extend(self.remove(&key).unwrap_or_default());
             }
         }
         waiting.sort_unstable();
@@ -339,21 +349,34 @@ impl Forwarder {
         waiting
     }
 
-    fn judge(&mut self, data: Data, is_marked: bool, waiting: Vec<ConsumerId>, depth: usize, now: Duration) -> Taken {
-        match self.trust.judge(&data, self.epoch + now) {
+    fn judge(
+        &mut self,
+        data: Data,
+        is_marked: bool,
+        waiting: Vec<ConsumerId>,
+        depth: usize,
+        now: Duration,
+    ) -> DataOutcome {
+        match self.trust.judge(&data, self.utc) {
             Verdict::Trusted => {
-                self.store.put(&data, now);
+                // What the producer does not have now it may have later.
+                if data.content_type != APPLICATION_NACK {
+                    let valid_for = self.trust.valid_for(&data, self.utc);
+                    self.store.put(&data, now, valid_for.map(|left| now.saturating_add(left)));
+                }
                 let data = Rc::new(data);
                 for consumer in waiting {
                     self.outputs.push_back(Output::Deliver(consumer, Delivery::Data(data.clone(), is_marked)));
                 }
-                Taken::Delivered
+                DataOutcome::Delivered
             }
             Verdict::Untrusted(distrust) => {
                 self.refuse(waiting, &distrust);
-                Taken::Untrusted
+                DataOutcome::Untrusted
             }
-            Verdict::NeedsCertificate(key) => self.hold(key, Held::Data { data, is_marked, waiting }, depth, now),
+            Verdict::NeedsCertificate(key) => {
+                self.hold(key, UnverifiedPacket::Data { data, is_marked, waiting }, depth, now)
+            }
         }
     }
 
@@ -365,37 +388,45 @@ impl Forwarder {
     }
 
     /// Lets a packet wait for the certificate of a key, and requests it.
-    fn hold(&mut self, key: Name, held: Held, depth: usize, now: Duration) -> Taken {
+    fn hold(&mut self, key: Name, held: UnverifiedPacket, depth: usize, now: Duration) -> DataOutcome {
         let bytes = held.bytes();
         if depth >= self.limits.chain {
             self.held_bytes += bytes;
             let distrust = Distrust::ChainTooLong(key.clone(), self.limits.chain);
-            self.fail(Wanted { first: now, last: now, has_arrived: false, depth, held: vec![held] }, &distrust);
-            return Taken::Untrusted;
+            self.fail(
+                CertificateRequest { first: now, last: now, has_arrived: false, depth, held: vec![held] },
+                &distrust,
+            );
+            return DataOutcome::Untrusted;
         }
         let is_new = !self.wanted.contains_key(&key);
-        if self.held_bytes + bytes > self.limits.judged_bytes || is_new && self.wanted.len() >= self.limits.certificates
+        if self.held_bytes + bytes > self.limits.unverified_bytes
+            || is_new && self.wanted.len() >= self.limits.certificates
         {
             // Consumers ask again.
-            return Taken::Full;
+            return DataOutcome::NoRoom;
         }
         self.held_bytes += bytes;
         let wanted = self.wanted.entry(key.clone());
-        let wanted =
-            wanted.or_insert_with(|| Wanted { first: now, last: now, has_arrived: false, depth, held: Vec::new() });
+        let wanted = wanted.or_insert_with(|| CertificateRequest {
+            first: now,
+            last: now,
+            has_arrived: false,
+            depth,
+            held: Vec::new(),
+        });
         wanted.held.push(held);
         if is_new {
             self.request(key);
         }
-        Taken::Held
+        DataOutcome::Unverified
     }
 
     fn request(&mut self, key: Name) {
-        self.nonce = self.nonce.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
         let interest = Interest {
             can_be_prefix: true,
             must_be_fresh: true,
-            nonce: Some(self.nonce.to_be_bytes()),
+            nonce: Some(self.nonces.next_nonce()),
             lifetime: Some(CERTIFICATE_REPEAT),
             ..Interest::new(key)
         };
@@ -407,15 +438,15 @@ impl Forwarder {
         // /IDENTITY/KEY/ID/ISSUER/VERSION
         let key = data.name.prefix(data.name.len().saturating_sub(2));
         let Some(wanted) = self.wanted.remove(&key) else { return false };
-        match self.trust.take_certificate(data, self.epoch + now) {
+        match self.trust.take_certificate(data, self.utc) {
             Verdict::Trusted => {
                 for held in wanted.held {
                     self.held_bytes -= held.bytes();
                     match held {
-                        Held::Data { data, is_marked, waiting } => {
+                        UnverifiedPacket::Data { data, is_marked, waiting } => {
                             self.judge(data, is_marked, waiting, wanted.depth + 1, now);
                         }
-                        Held::Certificate(_, certificate) => {
+                        UnverifiedPacket::Certificate(_, certificate) => {
                             // Nobody waits for it if it came twice.
                             self.take_certificate(&certificate, now);
                         }
@@ -425,8 +456,9 @@ impl Forwarder {
             Verdict::Untrusted(distrust) => self.fail(wanted, &distrust),
             Verdict::NeedsCertificate(issuer) => {
                 let depth = wanted.depth + 1;
-                self.wanted.insert(key.clone(), Wanted { has_arrived: true, ..wanted });
-                if self.hold(issuer, Held::Certificate(key.clone(), data.clone()), depth, now) == Taken::Full
+                self.wanted.insert(key.clone(), CertificateRequest { has_arrived: true, ..wanted });
+                if self.hold(issuer, UnverifiedPacket::Certificate(key.clone(), data.clone()), depth, now)
+                    == DataOutcome::NoRoom
                     && let Some(wanted) = self.wanted.remove(&key)
                 {
                     self.fail(wanted, &Distrust::Missing(key));
@@ -437,30 +469,26 @@ impl Forwarder {
     }
 
     /// Refuses everything that waits for a certificate.
-    fn fail(&mut self, wanted: Wanted, distrust: &Distrust) {
+    fn fail(&mut self, wanted: CertificateRequest, distrust: &Distrust) {
         let mut all = vec![wanted];
         while let Some(wanted) = all.pop() {
             for held in wanted.held {
                 self.held_bytes -= held.bytes();
                 match held {
-                    Held::Data { waiting, .. } => self.refuse(waiting, distrust),
-                    Held::Certificate(key, _) => all.extend(self.wanted.remove(&key)),
+                    UnverifiedPacket::Data { waiting, .. } => self.refuse(waiting, distrust),
+                    UnverifiedPacket::Certificate(key, _) => all.extend(self.wanted.remove(&key)),
                 }
             }
         }
     }
 }
 
-impl Held {
+impl UnverifiedPacket {
     fn bytes(&self) -> usize {
         match self {
             Self::Data { data, .. } | Self::Certificate(_, data) => data.packet.len(),
         }
     }
-}
-
-fn is_digest(name: &Name) -> bool {
-    name.last().is_some_and(|last| last.kind() == types::IMPLICIT_DIGEST)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod forwarder;
 pub mod framing;
 pub mod lp;
 pub mod name;
+mod nonce;
 pub mod packet;
 pub mod publish;
 mod rtt;

@@ -188,6 +188,11 @@ impl Name {
         other.encoded.starts_with(&self.encoded)
     }
 
+    /// Whether the last component is the digest of a packet.
+    pub(crate) fn has_implicit_digest(&self) -> bool {
+        self.last().is_some_and(|last| last.kind() == types::IMPLICIT_DIGEST)
+    }
+
     /// The encoded components.
     pub fn encoded(&self) -> &Bytes {
         &self.encoded

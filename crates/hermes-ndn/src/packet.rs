@@ -274,6 +274,8 @@ pub struct Data {
     pub packet: Bytes,
 }
 
+/// The content type of a certificate.
+pub const CERTIFICATE: u64 = 2;
 /// The content type of a negative answer of the application.
 pub const APPLICATION_NACK: u64 = 3;
 

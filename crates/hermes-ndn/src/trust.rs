@@ -10,23 +10,24 @@ use std::time::{Duration, UNIX_EPOCH};
 use bytes::Bytes;
 
 use crate::name::{Component, Name, types};
-use crate::packet::Data;
+use crate::packet::{CERTIFICATE, Data};
 use crate::signature::{KeyLocator, SignatureInfo, VerifyingKey, digest_matches};
 
-/// The content type of a certificate.
-const KEY_CONTENT: u64 = 2;
 /// The component between the identity and the rest of a key's name.
 const KEY: &[u8] = b"KEY";
 /// The components of a certificate's name after the identity: `KEY`, the key, the issuer and the version.
 const CERTIFICATE_SUFFIX: usize = 4;
-/// Certificates that are remembered. Beyond, all are requested again.
+/// Certificates that are remembered. Beyond, all are forgotten and requested again.
 const MAX_CERTIFICATES: usize = 1024;
 
 /// The reason why a packet may not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Distrust {
     /// No anchor may sign the name, or its signature is wrong.
-    #[error("{0} has no valid signature of an anchor for its name, nor of a certificate that leads to one")]
+    #[error(
+        "{0} has no valid signature of an anchor for its name, nor of a certificate that leads to one; \
+         see `anchors` of the route"
+    )]
     NoAnchor(Name),
     /// The certificate of the key does not allow this name, or the signature is wrong.
     #[error("{0} has no valid signature of the key of certificate {1}")]
@@ -38,7 +39,7 @@ pub enum Distrust {
     #[error("{0} is no certificate: {1}")]
     NoCertificate(Name, &'static str),
     /// Nobody sent the certificate.
-    #[error("no anchor has signed it, and certificate {0}, which would lead to one, did not arrive")]
+    #[error("certificate {0}, which would lead to an anchor, did not arrive")]
     Missing(Name),
     /// The certificate leads to others without an end.
     #[error("certificate {0} is too far from an anchor: more than {1} certificates lead to it")]
@@ -143,6 +144,13 @@ impl TrustSchema {
         verdict
     }
 
+    /// The time for which the signature of a trusted packet still counts. `None`: it has no end.
+    pub fn valid_for(&self, data: &Data, now: Duration) -> Option<Duration> {
+        let certificate = self.valid_certificate(data.signature.info.key_name().as_ref(), now)?;
+        // The last second belongs to the period.
+        Some((instant(&certificate.validity.1)? + Duration::from_secs(1)).saturating_sub(now))
+    }
+
     fn valid_certificate(&self, key: Option<&Name>, now: Duration) -> Option<&Certificate> {
         let certificate = self.certificates.get(key?)?;
         certificate.outside_validity(now).is_none().then_some(certificate)
@@ -162,7 +170,7 @@ impl SignatureInfo {
 
 impl Certificate {
     fn read(data: &Data) -> Result<Self, &'static str> {
-        if data.content_type != KEY_CONTENT {
+        if data.content_type != CERTIFICATE {
             return Err("its content is no key");
         }
         let Some(identity) = data.name.len().checked_sub(CERTIFICATE_SUFFIX) else {
@@ -201,6 +209,16 @@ impl Certificate {
 /// The identity of a key, `/IDENTITY` of `/IDENTITY/KEY/ID`.
 fn identity(key: &Name) -> Name {
     key.prefix(key.len().saturating_sub(2))
+}
+
+/// The time since 1970 of a timestamp.
+fn instant(timestamp: &[u8]) -> Option<Duration> {
+    let text = std::str::from_utf8(timestamp).ok().filter(|text| text.len() == 15 && text.is_ascii())?;
+    let (date, time) = (text.get(..8)?, text.get(9..)?);
+    let parts = [date.get(..4)?, date.get(4..6)?, date.get(6..)?, time.get(..2)?, time.get(2..4)?, time.get(4..)?];
+    let [year, month, day, hour, minute, second] = parts;
+    let written = format!("{year}-{month}-{day}T{hour}:{minute}:{second}Z");
+    humantime::parse_rfc3339(&written).ok()?.duration_since(UNIX_EPOCH).ok()
 }
 
 /// The time as certificates write it: `YYYYMMDDThhmmss`.

@@ -265,7 +265,9 @@ async fn accept_all(
             accepted = listener.accept() => match accepted {
                 Ok((tcp, source)) => {
                     begin(&worker, &mut known, tcp, source);
-                    let_others_run().await;
+                    // The connection is served first: the next `accept` usually returns `WouldBlock`. Displaced
+                    // connections also close before more are accepted.
+                    tokio::task::yield_now().await;
                 }
                 Err(error) => pause_after(&worker, &known.name, &error).await,
             },
@@ -276,12 +278,6 @@ async fn accept_all(
             }
         }
     }
-}
-
-/// Lets other tasks run after a connection was accepted. The connection begins to be served before the next `accept`,
-/// which mostly finds none, and displaced connections are closed before many more are accepted.
-async fn let_others_run() {
-    tokio::task::yield_now().await;
 }
 
 /// Reports a failed `accept`, and pauses if the next one would fail, too.

@@ -219,7 +219,7 @@ async fn act(
         (Action::Face(face), Kind::Http) if request.upgrade == UpgradeKind::None => {
             let response = Box::pin(hermes_architecture::ndn::gateway::serve(
                 worker,
-                &worker.forwarders,
+                &worker.ndn_forwarders,
                 generation,
                 entry,
                 face,

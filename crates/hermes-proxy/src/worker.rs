@@ -57,7 +57,7 @@ pub(crate) struct Worker {
     /// The IPC processes through which routes request flows of RINA.
     pub(crate) ipc_processes: IpcProcesses,
     /// The forwarders of routes that translate requests to NDN.
-    pub(crate) forwarders: Forwarders,
+    pub(crate) ndn_forwarders: Forwarders,
     /// The results of races.
     pub(crate) standings: Standings,
     /// Requests of routes with `resume` that wait for a retry.
@@ -81,7 +81,7 @@ impl Worker {
             quic_handshakes: Cell::default(),
             ndn_content: RefCell::new(ContentStore::new(STORE_LIMITS)),
             ipc_processes: IpcProcesses::default(),
-            forwarders: Forwarders::default(),
+            ndn_forwarders: Forwarders::default(),
             standings: Standings::default(),
             resume_pending: Arc::default(),
         }

@@ -84,8 +84,8 @@ impl Namespace {
     /// Starts a thread in this namespace. Its result is an error if the kernel refuses the namespace.
     ///
     /// # Errors
-    /// The namespace is gone.
-    pub fn thread<T: Send + 'static>(
+    /// The namespace was removed.
+    pub fn spawn_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<JoinHandle<Result<T>>> {

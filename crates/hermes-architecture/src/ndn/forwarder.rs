@@ -5,6 +5,7 @@
 //! Data stays until the configuration changes. Never: a packet that nobody has judged.
 
 use std::cell::{Cell, RefCell};
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use hermes_model::snapshot::{Face as FaceConfig, Route};
 use hermes_ndn::Packet;
-use hermes_ndn::forwarder::{ConsumerId, Delivery, Forwarder, ForwarderLimits, Full, Output, Taken};
+use hermes_ndn::forwarder::{ConsumerId, DataOutcome, Delivery, Forwarder, ForwarderLimits, Output, PitFull};
 use hermes_ndn::lp::LpPacket;
 use hermes_ndn::packet::Interest;
 use hermes_ndn::signature::VerifyingKey;
@@ -44,13 +45,20 @@ pub struct Forwarders {
 struct SharedForwarder {
     core: RefCell<Forwarder>,
     to_face: RefCell<Option<mpsc::Sender<Bytes>>>,
-    consumers: RefCell<HashMap<ConsumerId, mpsc::Sender<Delivery>>>,
+    consumers: RefCell<HashMap<ConsumerId, Registration>>,
     next: Cell<ConsumerId>,
     used: Cell<Instant>,
     started: Instant,
 }
 
-/// A request at a forwarder. When it is dropped, it waits for nothing more.
+/// Where deliveries for a request go.
+struct Registration {
+    deliveries: mpsc::Sender<Delivery>,
+    /// The face that was open when the request joined. The request learns of its end.
+    to_face: mpsc::Sender<Bytes>,
+}
+
+/// A request at a forwarder. Once it is dropped, deliveries for it are discarded.
 pub(super) struct Consumer {
     forwarder: Rc<SharedForwarder>,
     to_face: mpsc::Sender<Bytes>,
@@ -94,12 +102,16 @@ impl Forwarders {
     }
 
     fn forwarder(&self, worker: &Outbound, generation: &Generation, config: &FaceConfig) -> Rc<SharedForwarder> {
-        let mut by_face = self.by_face.borrow_mut();
-        if self.generation.replace(generation.number) != generation.number {
-            // The new configuration may trust other keys. Requests under way keep the forwarders that they have joined.
-            by_face.clear();
-        }
         let new = || Rc::new(SharedForwarder::new(trust_of(generation, config), random_nonce(worker)));
+        let mut by_face = self.by_face.borrow_mut();
+        match generation.number.cmp(&self.generation.get()) {
+            // A session that began before the configuration changed trusts what was trusted then.
+            Ordering::Less => return new(),
+            Ordering::Equal => {}
+            // Requests under way keep the forwarders that they have joined.
+            Ordering::Greater => by_face.clear(),
+        }
+        self.generation.set(generation.number);
         by_face.entry(config.clone()).or_insert_with(new).clone()
     }
 }
@@ -119,9 +131,8 @@ fn trust_of(generation: &Generation, config: &FaceConfig) -> TrustSchema {
 
 impl SharedForwarder {
     fn new(trust: TrustSchema, nonce: u32) -> Self {
-        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
-            core: RefCell::new(Forwarder::new(ForwarderLimits::default(), trust, epoch, nonce)),
+            core: RefCell::new(Forwarder::new(ForwarderLimits::default(), trust, nonce)),
             to_face: RefCell::default(),
             consumers: RefCell::default(),
             next: Cell::new(0),
@@ -137,7 +148,8 @@ impl SharedForwarder {
     fn join(self: &Rc<Self>, to_face: mpsc::Sender<Bytes>, is_kept: bool) -> Consumer {
         let (sender, deliveries) = mpsc::channel(DELIVERIES);
         let id = self.next.replace(self.next.get() + 1);
-        self.consumers.borrow_mut().insert(id, sender);
+        let registration = Registration { deliveries: sender, to_face: to_face.clone() };
+        self.consumers.borrow_mut().insert(id, registration);
         Consumer { forwarder: self.clone(), to_face, id, deliveries, is_kept }
     }
 
@@ -154,7 +166,7 @@ impl SharedForwarder {
                 Output::Send(interest) => interests.push(*interest),
                 // A request that has ended gets nothing, and one whose queue is full asks again.
                 Output::Deliver(consumer, delivery) => {
-                    let _ = consumers.get(&consumer).map(|sender| sender.try_send(delivery));
+                    let _ = consumers.get(&consumer).map(|consumer| consumer.deliveries.try_send(delivery));
                 }
             }
         }
@@ -168,19 +180,24 @@ impl SharedForwarder {
         let parts = frame.and_then(|frame| Some((frame.fragment?, frame.nack, frame.congestion.is_some())));
         let packet = parts.map(|(packet, nack, is_marked)| (Packet::decode(packet), nack, is_marked));
         let now = self.now();
+        // The clock of the machine may have been set since the last packet.
+        let utc = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         match packet {
             Some((Ok(Packet::Data(data)), None, is_marked)) => {
-                let taken = self.core.borrow_mut().take_data(data, is_marked, now);
+                let taken = self.core.borrow_mut().take_data(data, is_marked, now, utc);
                 match taken {
-                    Taken::Delivered | Taken::Held | Taken::Untrusted => {}
-                    Taken::Unsolicited => metrics.dropped("ndn-unsolicited", 1),
-                    Taken::Full => metrics.limit("ndn-certificates"),
+                    DataOutcome::Unsolicited => metrics.dropped("ndn-unsolicited", 1),
+                    DataOutcome::NoRoom => metrics.limit("ndn-certificates"),
+                    DataOutcome::Delivered
+                    | DataOutcome::Certificate
+                    | DataOutcome::Unverified
+                    | DataOutcome::Untrusted => {}
                 }
             }
             Some((Ok(Packet::Interest(interest)), Some(reason), _)) => {
                 self.core.borrow_mut().take_nack(&interest, reason, now);
             }
-            // An Interest of the forwarder; the gateway offers no content.
+            // An Interest of the peer; the gateway offers no content.
             Some((Ok(_), _, _)) => {}
             Some((Err(_), _, _)) | None => metrics.dropped("ndn-malformed", 1),
         }
@@ -217,19 +234,24 @@ async fn serve(forwarder: Weak<SharedForwarder>, worker: Rc<Outbound>, mut face:
         }
     }
     if let Some(forwarder) = forwarder.upgrade() {
-        *forwarder.to_face.borrow_mut() = None;
+        // A request may have connected a new face already.
+        forwarder.to_face.borrow_mut().take_if(|open| open.same_channel(&face.to_face));
         // Requests learn it from the end of their queues.
-        forwarder.consumers.borrow_mut().clear();
+        forwarder.consumers.borrow_mut().retain(|_, consumer| !consumer.to_face.same_channel(&face.to_face));
     }
 }
 
 impl Consumer {
-    /// Sends an Interest, unless stored Data answers it or it is under way for another request. `Full` means that too
+    /// Sends an Interest, unless stored Data answers it or it is under way for another request. `PitFull` means that too
     /// many Interests wait; the Interest must be repeated.
     ///
     /// # Errors
     /// The face has closed.
-    pub(super) async fn ask(&self, worker: &Outbound, interest: Interest) -> Result<Result<(), Full>, Closed> {
+    pub(super) async fn send_interest(
+        &self,
+        worker: &Outbound,
+        interest: Interest,
+    ) -> Result<Result<(), PitFull>, Closed> {
         let forwarder = &self.forwarder;
         let taken = forwarder.core.borrow_mut().take_interest(self.id, interest, forwarder.now());
         if taken.is_err() {

@@ -61,7 +61,7 @@ pub async fn serve(
     let mut transfer = Transfer::new(worker.clone(), consumer, name.clone(), limits);
     let mut first = transfer.next_content().await;
     if is_kept && matches!(first, Err(TransferError::Closed)) {
-        // The forwarder has closed the face since its last use.
+        // The peer has closed the face since its last use.
         transfer = Transfer::new(worker.clone(), join().await?, name, limits);
         first = transfer.next_content().await;
     }
@@ -85,7 +85,7 @@ pub async fn serve(
         let part = transfer.seek(&ranges, first.as_ref().map_or(0, Bytes::len)).await;
         match part.map_err(|error| failure(error, entry))? {
             Some(Part::Whole) => first = None,
-            Some(Part::Of(range, total)) => {
+            Some(Part::Range { range, total }) => {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
                 response.headers_mut().insert(CONTENT_RANGE, to_content_range(&range, total));
                 response.headers_mut().insert(CONTENT_LENGTH, (range.end - range.start).into());
@@ -202,7 +202,7 @@ fn failure(error: TransferError, entry: &SessionEntry) -> Error {
         },
         TransferError::Fetch(error @ FetchError::NotFound) => denied(StatusCode::NOT_FOUND, error.to_string()),
         TransferError::Fetch(error) => broken(error.to_string()),
-        TransferError::Untrusted(distrust) => broken(format!("{distrust}; see `anchors` of the route")),
+        TransferError::Untrusted(distrust) => broken(distrust.to_string()),
         TransferError::Closed => broken("the face has closed".to_owned()),
     }
 }
@@ -211,9 +211,9 @@ fn failure(error: TransferError, entry: &SessionEntry) -> Error {
 enum Part {
     /// All of it, from the beginning.
     Whole,
-    /// A range of this many bytes in total.
-    Of(Range<u64>, u64),
-    /// Nothing, of this many bytes in total.
+    /// A range of content of this many bytes in total.
+    Range { range: Range<u64>, total: u64 },
+    /// The content has no byte of the range.
     Unsatisfiable(u64),
 }
 
@@ -222,9 +222,9 @@ struct Cut {
     /// Bytes to leave out before the range.
     skip: usize,
     /// Bytes of the range that are still to come.
-    left: u64,
+    remaining: u64,
     /// The length of each segment but the last of the content.
-    segment: usize,
+    segment_bytes: usize,
 }
 
 /// A fetch through a forwarder.
@@ -256,7 +256,7 @@ impl Transfer {
             let now = self.now();
             while let Some(interest) = self.fetch.next_interest(now) {
                 let name = interest.name.clone();
-                if self.consumer.ask(&self.worker, interest).await?.is_err() {
+                if self.consumer.send_interest(&self.worker, interest).await?.is_err() {
                     self.fetch.take_nack(&name, NackReason::Congestion, now)?;
                     break;
                 }
@@ -285,35 +285,36 @@ impl Transfer {
         }
     }
 
-    /// Goes to the part that a request asks for. `segment` is the length of the first segment. `None` if only the whole
+    /// Goes to the part that a request asks for. `segment_bytes` is the length of the first segment. `None` if only the whole
     /// content can be sent.
-    async fn seek(&mut self, ranges: &RequestedRanges, segment: usize) -> Result<Option<Part>, TransferError> {
+    async fn seek(&mut self, ranges: &RequestedRanges, segment_bytes: usize) -> Result<Option<Part>, TransferError> {
         let Some(data) = self.fetch.first().filter(|data| is_segmented(&data.name)) else { return Ok(None) };
         let prefix = data.name.parent();
         let is_begin = data.name.last().and_then(|last| last.number(types::SEGMENT)) == Some(0);
-        let Some(last) = self.fetch.last_segment().filter(|_| is_begin && segment > 0) else { return Ok(None) };
+        let Some(last) = self.fetch.last_segment().filter(|_| is_begin && segment_bytes > 0) else { return Ok(None) };
         let nonce = random_nonce(&self.worker);
         // The length of the last segment tells that of the content.
         let tail = if last == 0 {
-            segment
+            segment_bytes
         } else {
             self.fetch = Fetch::segments(prefix.clone(), last..=last, self.limits, nonce);
             self.next_content().await?.map_or(0, |content| content.len())
         };
-        let total = last.saturating_mul(segment as u64).saturating_add(tail as u64);
+        let total = last.saturating_mul(segment_bytes as u64).saturating_add(tail as u64);
         let range = match ranges.resolve(total) {
-            Resolved::Part(range) => range,
-            Resolved::Whole => {
+            // The last segment is shorter, or as long. Otherwise the segments have different lengths.
+            Resolved::Part(range) if tail <= segment_bytes => range,
+            Resolved::Part(_) | Resolved::Whole => {
                 self.fetch = Fetch::segments(prefix, 0..=last, self.limits, nonce);
                 return Ok(Some(Part::Whole));
             }
             Resolved::Unsatisfiable => return Ok(Some(Part::Unsatisfiable(total))),
         };
-        let segments = range.start / segment as u64..=(range.end - 1) / segment as u64;
+        let segments = range.start / segment_bytes as u64..=(range.end - 1) / segment_bytes as u64;
         self.fetch = Fetch::segments(prefix, segments, self.limits, nonce);
-        let skip = usize::try_from(range.start % segment as u64).unwrap_or_default();
-        self.cut = Some(Cut { skip, left: range.end - range.start, segment });
-        Ok(Some(Part::Of(range, total)))
+        let skip = usize::try_from(range.start % segment_bytes as u64).unwrap_or_default();
+        self.cut = Some(Cut { skip, remaining: range.end - range.start, segment_bytes });
+        Ok(Some(Part::Range { range, total }))
     }
 
     /// Sends all content as the body, with the first part if that has arrived. A failure breaks the body off, which the
@@ -348,13 +349,13 @@ impl Transfer {
 impl Cut {
     /// Cuts the next segment. `None` if it has not the length that the others have.
     fn apply(&mut self, segment: Bytes) -> Option<Bytes> {
-        let is_last = (segment.len().saturating_sub(self.skip)) as u64 >= self.left;
-        if segment.len() != self.segment && !(is_last && segment.len() < self.segment) {
+        let is_last = (segment.len().saturating_sub(self.skip)) as u64 >= self.remaining;
+        if segment.len() != self.segment_bytes && !(is_last && segment.len() < self.segment_bytes) {
             return None;
         }
-        let end = usize::try_from(self.left).unwrap_or(usize::MAX).saturating_add(self.skip).min(segment.len());
+        let end = usize::try_from(self.remaining).unwrap_or(usize::MAX).saturating_add(self.skip).min(segment.len());
         let part = segment.slice(std::mem::take(&mut self.skip)..end);
-        self.left -= part.len() as u64;
+        self.remaining -= part.len() as u64;
         Some(part)
     }
 }

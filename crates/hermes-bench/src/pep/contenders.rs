@@ -33,7 +33,7 @@ use super::{
 
 /// The version of all NDN content. Its name is known, so no discovery takes a round trip.
 pub(super) const CONTENT_VERSION: u64 = 1;
-/// The names of empty content.
+/// The number of names with empty content.
 const EMPTY_NAMES: u64 = 20_000;
 /// The DIF of the benchmark, its key, and the application at the server.
 const DIF: &str = "bench";
@@ -54,7 +54,7 @@ pub(super) fn start_haproxy(router: &Namespace, dir: &Path) -> Result<Running> {
 }
 
 /// HAProxy as transparent as Hermes: it accepts connections to the server's port, and connects with the client's address.
-/// HAProxy leaves the rules that lead packets to it to others.
+/// HAProxy does not install the rules that divert packets to it.
 pub(super) fn start_transparent_haproxy(router: &Namespace, dir: &Path) -> Result<Running> {
     let config = format!(
         "global\n  nbthread 2\ndefaults\n  mode tcp\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n  \

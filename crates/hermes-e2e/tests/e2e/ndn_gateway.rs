@@ -15,7 +15,7 @@ use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use hermes_ndn::lp::{LpPacket, NackReason};
 use hermes_ndn::name::types;
-use hermes_ndn::packet::{APPLICATION_NACK, DataBuilder, Interest};
+use hermes_ndn::packet::{APPLICATION_NACK, CERTIFICATE, DataBuilder, Interest};
 use hermes_ndn::signature::{Signer, VerifyingKey};
 use hermes_ndn::{Component, Name, Packet};
 use hermes_testkit::binary::hermes;
@@ -85,7 +85,7 @@ impl Certified {
         let key = name(identity).join(&name("/KEY/1"));
         let certificate = DataBuilder {
             name: key.join(&name("/lab/v=1")),
-            content_type: 2,
+            content_type: CERTIFICATE,
             freshness: Some(Duration::from_secs(3600)),
             ..DataBuilder::default()
         };
@@ -100,8 +100,7 @@ struct Producer {
     bob: Signer,
     /// By the beginning of the names that each signs.
     certified: Vec<(&'static str, Certified)>,
-    /// Interests for segments.
-    answers: AtomicUsize,
+    segment_interests: AtomicUsize,
 }
 
 impl Producer {
@@ -153,7 +152,7 @@ impl Producer {
             return sign(DataBuilder { name, ..DataBuilder::default() }, &versioned);
         }
         let number = interest.name.last()?.number(types::SEGMENT)?;
-        if self.answers.fetch_add(1, Ordering::Relaxed) % 50 == 49 {
+        if self.segment_interests.fetch_add(1, Ordering::Relaxed) % 50 == 49 {
             return None;
         }
         let builder = DataBuilder {
@@ -195,7 +194,7 @@ async fn gateway(overlay: &Overlay) -> (Node, Arc<Producer>, JoinSet<()>) {
         // A key that the anchor has not certified.
         ("/lab/stranger", Certified::new(&new_key().0, "/lab/stranger", valid)),
     ];
-    let producer = Arc::new(Producer { alice, bob, certified, answers: AtomicUsize::new(0) });
+    let producer = Arc::new(Producer { alice, bob, certified, segment_interests: AtomicUsize::new(0) });
     let answering = producer.clone();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -317,10 +316,10 @@ async fn parts_of_the_content_arrive_on_request() {
     let (status, head, body) = get_with(&node, target, "if-none-match: \"11\", \"12\"\r\n").await;
     assert_eq!((status, body.as_deref()), (304, Some(&b""[..])), "{head}");
     // A part of content that nobody has read costs the discovery, the last segment and those of the part.
-    let before = producer.answers.load(Ordering::Relaxed);
+    let before = producer.segment_interests.load(Ordering::Relaxed);
     let (status, ..) = get_with(&node, "/org/bob/new", "range: bytes=500000-500001\r\n").await;
     assert_eq!(status, 206);
-    let asked = producer.answers.load(Ordering::Relaxed) - before;
+    let asked = producer.segment_interests.load(Ordering::Relaxed) - before;
     assert!(asked < 20, "{asked} Interests for one part");
 }
 
@@ -334,11 +333,11 @@ async fn requests_for_the_same_content_share_its_interests() {
         assert!(status == 200 && body.as_ref() == Some(&whole), "{head}");
     }
     // One each, and repetitions of what is lost or late; alone, each request would ask for all segments.
-    let asked = producer.answers.load(Ordering::Relaxed);
+    let asked = producer.segment_interests.load(Ordering::Relaxed);
     assert!((SEGMENTS..SEGMENTS * 2).contains(&asked), "{asked} Interests for {SEGMENTS} segments");
     // What is stored is fresh for a minute.
     get(&node, "/org/alice/file/v=12").await;
-    assert_eq!(producer.answers.load(Ordering::Relaxed), asked);
+    assert_eq!(producer.segment_interests.load(Ordering::Relaxed), asked);
     // What was refused is not stored.
     for _ in 0..2 {
         assert_eq!(get(&node, "/org/alice/forged/file/v=12").await.0, 502);

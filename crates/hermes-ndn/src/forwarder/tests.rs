@@ -11,7 +11,7 @@ use crate::trust::tests::{Identity, trusting};
 
 const MS: Duration = Duration::from_millis(1);
 /// 2026-06-01T00:00:00Z.
-const EPOCH: Duration = Duration::from_secs(1_780_272_000);
+const UTC: Duration = Duration::from_secs(1_780_272_000);
 const PERIOD: (&str, &str) = ("20260101T000000", "20261231T235959");
 
 fn name(text: &str) -> Name {
@@ -28,7 +28,7 @@ fn data(text: &str) -> Data {
 }
 
 fn forwarder(limits: ForwarderLimits) -> Forwarder {
-    Forwarder::new(limits, TrustSchema::new(Vec::new(), true), EPOCH, 1)
+    Forwarder::new(limits, TrustSchema::new(Vec::new(), true), 1)
 }
 
 fn outputs(forwarder: &mut Forwarder) -> Vec<Output> {
@@ -54,9 +54,9 @@ fn consumers_that_ask_for_the_same_share_an_interest_and_the_next_gets_stored_da
     forwarder.take_interest(1, interest("/a", 5), MS).unwrap();
     assert_eq!(outputs(&mut forwarder), [Output::Send(Box::new(interest("/a", 5)))]);
     let packet = data("/a");
-    assert_eq!(forwarder.take_data(packet.clone(), false, MS), Taken::Delivered);
+    assert_eq!(forwarder.take_data(packet.clone(), false, MS, UTC), DataOutcome::Delivered);
     assert_eq!(outputs(&mut forwarder), [delivered(1, &packet), delivered(2, &packet)]);
-    assert_eq!(forwarder.take_data(packet.clone(), false, MS), Taken::Unsolicited);
+    assert_eq!(forwarder.take_data(packet.clone(), false, MS, UTC), DataOutcome::Unsolicited);
     forwarder.take_interest(3, interest("/a", 4), MS).unwrap();
     assert_eq!(outputs(&mut forwarder), [delivered(3, &packet)]);
 }
@@ -70,11 +70,11 @@ fn prefixes_and_digests_are_answered_and_forgotten_in_time() {
     forwarder.take_interest(1, by_prefix.clone(), MS).unwrap();
     forwarder.take_interest(2, Interest { nonce: Some([2; 4]), ..Interest::new(by_digest) }, MS).unwrap();
     outputs(&mut forwarder);
-    forwarder.take_data(packet.clone(), false, MS);
+    forwarder.take_data(packet.clone(), false, MS, UTC);
     assert_eq!(outputs(&mut forwarder), [delivered(1, &packet), delivered(2, &packet)]);
     forwarder.take_interest(1, by_prefix, MS).unwrap();
     assert_eq!(forwarder.pending(), 1);
-    assert_eq!(forwarder.take_data(packet, false, MS * 4001), Taken::Unsolicited);
+    assert_eq!(forwarder.take_data(packet, false, MS * 4001, UTC), DataOutcome::Unsolicited);
     assert_eq!((forwarder.pending(), forwarder.prefixes, forwarder.digests, forwarder.ends.len()), (0, 0, 0, 0));
 }
 
@@ -86,7 +86,7 @@ fn a_digest_in_the_name_of_a_packet_is_not_that_of_the_packet() {
         forwarder.take_interest(1, Interest { can_be_prefix, ..Interest::new(claimed.clone()) }, MS).unwrap();
     }
     outputs(&mut forwarder);
-    assert_eq!(forwarder.take_data(data(&claimed.to_string()), false, MS), Taken::Unsolicited);
+    assert_eq!(forwarder.take_data(data(&claimed.to_string()), false, MS, UTC), DataOutcome::Unsolicited);
     assert_eq!(outputs(&mut forwarder), []);
 }
 
@@ -121,10 +121,10 @@ fn returned_interests_reach_all_who_wait() {
 #[test]
 fn a_packet_that_is_not_trusted_reaches_nobody_and_is_not_stored() {
     let anchor = Identity::new("/org");
-    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
     forwarder.take_interest(1, interest("/org/a", 1), MS).unwrap();
     outputs(&mut forwarder);
-    assert_eq!(forwarder.take_data(data("/org/a"), false, MS), Taken::Untrusted);
+    assert_eq!(forwarder.take_data(data("/org/a"), false, MS, UTC), DataOutcome::Untrusted);
     let out = outputs(&mut forwarder);
     assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(_))]), "{out:?}");
     forwarder.take_interest(2, interest("/org/a", 2), MS).unwrap();
@@ -132,7 +132,7 @@ fn a_packet_that_is_not_trusted_reaches_nobody_and_is_not_stored() {
 }
 
 /// The one Interest among the outputs, for the certificate of this key.
-fn requests(forwarder: &mut Forwarder, key: &Name) {
+fn assert_requests_certificate(forwarder: &mut Forwarder, key: &Name) {
     let out = outputs(forwarder);
     assert!(matches!(&out[..], [Output::Send(interest)] if interest.name == *key && interest.can_be_prefix), "{out:?}");
 }
@@ -140,30 +140,30 @@ fn requests(forwarder: &mut Forwarder, key: &Name) {
 #[test]
 fn certificates_up_to_the_anchor_are_requested_once() {
     let [anchor, site, page] = ["/org", "/org/site", "/org/site/page"].map(Identity::new);
-    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
     let packets = ["/org/site/page/1", "/org/site/page/2"].map(|text| page.sign(text));
     for packet in &packets {
         forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
     }
     outputs(&mut forwarder);
-    assert_eq!(forwarder.take_data(packets[0].clone(), false, MS), Taken::Held);
-    requests(&mut forwarder, &page.key);
-    assert_eq!(forwarder.take_data(packets[1].clone(), false, MS), Taken::Held);
+    assert_eq!(forwarder.take_data(packets[0].clone(), false, MS, UTC), DataOutcome::Unverified);
+    assert_requests_certificate(&mut forwarder, &page.key);
+    assert_eq!(forwarder.take_data(packets[1].clone(), false, MS, UTC), DataOutcome::Unverified);
     assert_eq!(outputs(&mut forwarder), []);
     let of_page = site.certify(&page, PERIOD.0, PERIOD.1);
-    assert_eq!(forwarder.take_data(of_page.clone(), false, MS), Taken::Delivered);
-    requests(&mut forwarder, &site.key);
+    assert_eq!(forwarder.take_data(of_page.clone(), false, MS, UTC), DataOutcome::Certificate);
+    assert_requests_certificate(&mut forwarder, &site.key);
     // It comes once more.
-    forwarder.take_data(of_page, false, MS);
+    forwarder.take_data(of_page, false, MS, UTC);
     assert_eq!(outputs(&mut forwarder), []);
-    forwarder.take_data(anchor.certify(&site, PERIOD.0, PERIOD.1), false, MS);
+    forwarder.take_data(anchor.certify(&site, PERIOD.0, PERIOD.1), false, MS, UTC);
     assert_eq!(outputs(&mut forwarder), packets.each_ref().map(|packet| delivered(1, packet)));
     assert_eq!((forwarder.held_bytes, forwarder.wanted.len()), (0, 0));
     // The next needs none.
     let packet = page.sign("/org/site/page/3");
     forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
     outputs(&mut forwarder);
-    assert_eq!(forwarder.take_data(packet, false, MS), Taken::Delivered);
+    assert_eq!(forwarder.take_data(packet, false, MS, UTC), DataOutcome::Delivered);
 }
 
 #[test]
@@ -171,11 +171,11 @@ fn without_a_valid_certificate_everything_that_waits_is_refused() {
     let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
     let packet = site.sign("/org/site/1");
     let begin = || {
-        let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+        let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
         forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
         outputs(&mut forwarder);
-        assert_eq!(forwarder.take_data(packet.clone(), false, MS), Taken::Held);
-        requests(&mut forwarder, &site.key);
+        assert_eq!(forwarder.take_data(packet.clone(), false, MS, UTC), DataOutcome::Unverified);
+        assert_requests_certificate(&mut forwarder, &site.key);
         forwarder
     };
     let refused = |mut forwarder: Forwarder| {
@@ -189,7 +189,7 @@ fn without_a_valid_certificate_everything_that_waits_is_refused() {
     };
     // It has expired.
     let mut forwarder = begin();
-    forwarder.take_data(anchor.certify(&site, "20250101T000000", "20260101T000000"), false, MS);
+    forwarder.take_data(anchor.certify(&site, "20250101T000000", "20260101T000000"), false, MS, UTC);
     assert!(matches!(refused(forwarder), Distrust::OutsideValidity(..)));
     // Nobody sends it.
     let mut forwarder = begin();
@@ -205,8 +205,8 @@ fn without_a_valid_certificate_everything_that_waits_is_refused() {
     // Two keys vouch for each other, one of them outside its identity.
     let other = Identity::new("/org");
     let mut forwarder = begin();
-    forwarder.take_data(other.certify(&site, PERIOD.0, PERIOD.1), false, MS);
-    forwarder.take_data(site.certify(&other, PERIOD.0, PERIOD.1), false, MS);
+    forwarder.take_data(other.certify(&site, PERIOD.0, PERIOD.1), false, MS, UTC);
+    forwarder.take_data(site.certify(&other, PERIOD.0, PERIOD.1), false, MS, UTC);
     assert!(matches!(refused(forwarder), Distrust::NoAnchor(_)));
 }
 
@@ -215,11 +215,11 @@ fn two_keys_that_vouch_for_each_other_end_in_time() {
     let keys = ["/org/KEY/1", "/org/site/KEY/1", "/org/site/KEY/2"];
     let [anchor, one, two] = keys.map(Identity::with_key);
     let packet = one.sign("/org/site/1");
-    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
     forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
-    forwarder.take_data(packet, false, MS);
-    forwarder.take_data(two.certify(&one, PERIOD.0, PERIOD.1), false, MS);
-    forwarder.take_data(one.certify(&two, PERIOD.0, PERIOD.1), false, MS);
+    forwarder.take_data(packet, false, MS, UTC);
+    forwarder.take_data(two.certify(&one, PERIOD.0, PERIOD.1), false, MS, UTC);
+    forwarder.take_data(one.certify(&two, PERIOD.0, PERIOD.1), false, MS, UTC);
     outputs(&mut forwarder);
     assert_eq!(forwarder.wanted.len(), 2);
     assert_eq!(forwarder.next_timeout(), Some(MS * 20_001));
@@ -235,11 +235,11 @@ fn a_chain_of_certificates_has_a_bound() {
     let names = (1..9).map(|depth| format!("/org{}", "/a".repeat(depth)));
     let identities: Vec<Identity> = names.map(|text| Identity::new(&text)).collect();
     let packet = identities[7].sign("/org/a/a/a/a/a/a/a/a/1");
-    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
     forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
-    forwarder.take_data(packet, false, MS);
+    forwarder.take_data(packet, false, MS, UTC);
     for pair in identities.windows(2).rev() {
-        forwarder.take_data(pair[0].certify(&pair[1], PERIOD.0, PERIOD.1), false, MS);
+        forwarder.take_data(pair[0].certify(&pair[1], PERIOD.0, PERIOD.1), false, MS, UTC);
     }
     let last = outputs(&mut forwarder).pop();
     assert!(matches!(&last, Some(Output::Deliver(1, Delivery::Untrusted(Distrust::ChainTooLong(_, 5))))), "{last:?}");
@@ -250,11 +250,11 @@ fn a_chain_of_certificates_has_a_bound() {
 fn packets_that_wait_for_certificates_are_bounded() {
     let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
     let packet = site.sign("/org/site/1");
-    let limits = ForwarderLimits { judged_bytes: packet.packet.len() + 10, ..ForwarderLimits::default() };
-    let mut forwarder = Forwarder::new(limits, trusting(&anchor, "/org"), EPOCH, 1);
-    for (text, taken) in [("/org/site/1", Taken::Held), ("/org/site/2", Taken::Full)] {
+    let limits = ForwarderLimits { unverified_bytes: packet.packet.len() + 10, ..ForwarderLimits::default() };
+    let mut forwarder = Forwarder::new(limits, trusting(&anchor, "/org"), 1);
+    for (text, taken) in [("/org/site/1", DataOutcome::Unverified), ("/org/site/2", DataOutcome::NoRoom)] {
         forwarder.take_interest(1, interest(text, 1), MS).unwrap();
-        assert_eq!(forwarder.take_data(site.sign(text), false, MS), taken);
+        assert_eq!(forwarder.take_data(site.sign(text), false, MS, UTC), taken);
     }
 }
 
@@ -263,15 +263,19 @@ proptest! {
     #[test]
     fn nothing_stays_behind(steps in proptest::collection::vec((0u8..4, 0u8..6, 0u64..3), 0..200)) {
         let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
-        let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), EPOCH, 1);
+        let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
         let mut now = Duration::ZERO;
         for (step, which, consumer) in steps {
             now += MS * 100;
             let text = format!("/org/site/{which}");
             match step {
-                0 => drop(forwarder.take_interest(consumer, interest(&text, which), now)),
-                1 => drop(forwarder.take_data(site.sign(&text), false, now)),
-                2 if which == 0 => drop(forwarder.take_data(anchor.certify(&site, PERIOD.0, PERIOD.1), false, now)),
+                0 => {
+                    let (can_be_prefix, must_be_fresh) = (which % 2 == 0, which % 3 == 0);
+                    let interest = Interest { can_be_prefix, must_be_fresh, ..interest(&text, which) };
+                    let _ = forwarder.take_interest(consumer, interest, now);
+                }
+                1 => drop(forwarder.take_data(site.sign(&text), false, now, UTC)),
+                2 if which == 0 => drop(forwarder.take_data(anchor.certify(&site, PERIOD.0, PERIOD.1), false, now, UTC)),
                 2 => forwarder.take_nack(&interest(&text, which), NackReason::Congestion, now),
                 _ => forwarder.handle_timeout(now),
             }
@@ -279,7 +283,51 @@ proptest! {
         forwarder.handle_timeout(now + MS * 20_000);
         forwarder.expire(now + MS * 20_000);
         outputs(&mut forwarder);
-        prop_assert_eq!((forwarder.pending(), forwarder.ends.len(), forwarder.prefixes), (0, 0, 0));
+        prop_assert_eq!((forwarder.pending(), forwarder.ends.len()), (0, 0));
+        prop_assert_eq!((forwarder.prefixes, forwarder.digests), (0, 0));
         prop_assert_eq!((forwarder.held_bytes, forwarder.wanted.len(), forwarder.next_timeout()), (0, 0, None));
     }
+}
+
+#[test]
+fn stored_packets_go_with_their_certificate_and_refusals_are_not_stored() {
+    let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
+    let packet = site.sign("/org/site/1");
+    let ask = |forwarder: &mut Forwarder, now| {
+        forwarder.take_interest(1, Interest::new(packet.name.clone()), now).unwrap();
+        outputs(forwarder)
+    };
+    ask(&mut forwarder, MS);
+    forwarder.take_data(packet.clone(), false, MS, UTC);
+    outputs(&mut forwarder);
+    // It expires two seconds after `UTC`.
+    forwarder.take_data(anchor.certify(&site, PERIOD.0, "20260601T000001"), false, MS, UTC);
+    assert_eq!(outputs(&mut forwarder), [delivered(1, &packet)]);
+    assert_eq!(ask(&mut forwarder, MS * 2000), [delivered(1, &packet)]);
+    assert!(matches!(ask(&mut forwarder, MS * 2001)[..], [Output::Send(_)]));
+    let mut forwarder = self::forwarder(ForwarderLimits::default());
+    let builder = DataBuilder { name: name("/a"), content_type: APPLICATION_NACK, ..DataBuilder::default() };
+    let refusal = Data::decode(builder.sign(b"", &Signer::digest()).unwrap()).unwrap();
+    for _ in 0..2 {
+        forwarder.take_interest(1, interest("/a", 1), MS).unwrap();
+        assert!(matches!(outputs(&mut forwarder)[..], [Output::Send(_)]));
+        assert_eq!(forwarder.take_data(refusal.clone(), false, MS, UTC), DataOutcome::Delivered);
+        outputs(&mut forwarder);
+    }
+}
+
+#[test]
+fn a_certificate_outlasts_congestion_and_ends_without_a_route() {
+    let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
+    forwarder.take_interest(1, interest("/org/site/1", 1), MS).unwrap();
+    forwarder.take_data(site.sign("/org/site/1"), false, MS, UTC);
+    outputs(&mut forwarder);
+    let request = Interest { can_be_prefix: true, must_be_fresh: true, ..Interest::new(site.key.clone()) };
+    forwarder.take_nack(&request, NackReason::Congestion, MS);
+    assert_eq!((outputs(&mut forwarder), forwarder.wanted.len()), (Vec::new(), 1));
+    forwarder.take_nack(&request, NackReason::NoRoute, MS);
+    let out = outputs(&mut forwarder);
+    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(Distrust::Missing(_)))]), "{out:?}");
 }

@@ -44,7 +44,7 @@ impl Identity {
     pub(crate) fn certify(&self, other: &Self, begin: &str, end: &str) -> Data {
         let signer = Signer::from_pkcs8(&self.pkcs8, self.key.clone()).unwrap().for_certificates(begin, end);
         let name = other.key.join(&name("/issuer")).child(&Component::numbered(types::VERSION, 1));
-        let builder = DataBuilder { name, content_type: KEY_CONTENT, ..DataBuilder::default() };
+        let builder = DataBuilder { name, content_type: CERTIFICATE, ..DataBuilder::default() };
         Data::decode(builder.sign(&other.public, &signer).unwrap()).unwrap()
     }
 
@@ -80,7 +80,7 @@ fn an_anchor_signs_names_under_its_prefix_alone() {
 }
 
 #[test]
-fn a_wrong_signature_of_an_anchor_needs_no_certificate() {
+fn once_an_anchor_has_signed_a_wrong_signature_needs_no_certificate() {
     let (anchor, thief) = (Identity::new("/org"), Identity::new("/org"));
     let mut schema = trusting(&anchor, "/org");
     assert_eq!(schema.judge(&thief.sign("/org/a"), NOW), Verdict::NeedsCertificate(anchor.key.clone()));
@@ -153,12 +153,22 @@ fn a_certificate_counts_no_longer_than_the_one_that_vouches_for_it() {
 
 proptest! {
     #[test]
-    fn any_packet_and_time_gets_a_verdict(bytes: Vec<u8>, seconds: u64) {
-        if let Ok(data) = Data::decode(bytes.into()) {
-            let mut schema = TrustSchema::new(vec![(Name::default(), VerifyingKey::Public(Bytes::new()))], false);
-            let _ = schema.take_certificate(&data, Duration::from_secs(seconds));
-            let _ = schema.judge(&data, Duration::from_secs(seconds));
-        }
-        prop_assert_eq!(timestamp(Duration::from_secs(seconds)).len(), 15);
+    fn a_timestamp_reads_as_it_was_written(seconds in 0u64..253_402_300_800, beyond: u64) {
+        let time = Duration::from_secs(seconds);
+        prop_assert_eq!(instant(&timestamp(time)), Some(time));
+        prop_assert_eq!(timestamp(Duration::from_secs(beyond)).len(), 15);
+    }
+
+    #[test]
+    fn any_validity_and_locator_gets_a_verdict(begin in "[ -~]{0,16}", end in "[ -~]{0,16}", locator in "(/[a-z]{1,3}|/KEY){0,5}") {
+        let anchor = Identity::new("/org");
+        let mut schema = trusting(&anchor, "/");
+        let locator: Name = locator.parse().unwrap_or_default();
+        let signer = Signer::from_pkcs8(&anchor.pkcs8, locator.clone()).unwrap().for_certificates(&begin, &end);
+        let builder = DataBuilder { name: locator.join(&name("/a/b")), content_type: CERTIFICATE, ..DataBuilder::default() };
+        let data = Data::decode(builder.sign(&anchor.public, &signer).unwrap()).unwrap();
+        let _ = schema.take_certificate(&data, NOW);
+        let verdict = schema.judge(&data, NOW);
+        prop_assert_ne!(verdict, Verdict::NeedsCertificate(locator));
     }
 }

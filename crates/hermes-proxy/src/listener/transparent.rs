@@ -49,8 +49,8 @@ pub(super) struct Interceptor {
     slot: usize,
     queue: QueueReader,
     listeners: Vec<TcpListener>,
-    /// The addresses of `listeners`, to which no client connects on its way elsewhere.
-    own: Vec<SocketAddr>,
+    /// Local addresses of `listeners`. A connection to one of them was not intercepted.
+    listener_addresses: Vec<SocketAddr>,
     /// Sockets for the first datagrams of UDP flows, until their tasks take them.
     udp: RefCell<Vec<tokio::net::UdpSocket>>,
     held: RefCell<HashMap<Flow, HeldState>>,
@@ -77,11 +77,20 @@ enum Held {
 pub(super) fn open(worker: &Rc<Worker>, interception: Arc<Interception>, slot: usize) -> io::Result<Rc<Interceptor>> {
     let sockets = interception.sockets(slot)?;
     let listeners = sockets.listeners.into_iter().map(TcpListener::from_std).collect::<io::Result<Vec<_>>>()?;
-    let own = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
+    let listener_addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
     let udp = sockets.udp.into_iter().map(tokio::net::UdpSocket::from_std).collect::<io::Result<_>>()?;
     let queue = QueueReader::new(sockets.queue)?;
     let (worker, udp) = (worker.clone(), RefCell::new(udp));
-    Ok(Rc::new(Interceptor { worker, interception, slot, queue, listeners, own, udp, held: RefCell::default() }))
+    Ok(Rc::new(Interceptor {
+        worker,
+        interception,
+        slot,
+        queue,
+        listeners,
+        listener_addresses,
+        udp,
+        held: RefCell::default(),
+    }))
 }
 
 /// Serves connections until the listener ends, and then those whose SYN is still held.
@@ -126,7 +135,8 @@ pub(super) async fn accept_all(
             accepted = this.accept() => match accepted {
                 Ok((tcp, source)) => {
                     this.take_connection(&mut known, tcp, source);
-                    super::let_others_run().await;
+                    // The session begins first, as at other listeners.
+                    tokio::task::yield_now().await;
                 }
                 Err(error) => super::pause_after(&this.worker, &known.name, &error).await,
             },
@@ -209,7 +219,7 @@ impl Interceptor {
             return;
         }
         let holds = known.current(&self.worker).is_some_and(|(state, _)| holds_syns(&state.listener));
-        if holds || self.own.contains(&destination) {
+        if holds || self.listener_addresses.contains(&destination) {
             // No session waits for the connection: it has ended, or a program of this machine connected to the port itself.
             hermes_net::tcp::reset_on_close(&tcp);
             return;

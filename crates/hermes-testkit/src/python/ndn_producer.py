@@ -1,6 +1,6 @@
 """A producer of python-ndn: one file of the given size under /org/file, in version 7, with RDR metadata.
 
-In: the size as an argument; perhaps an algorithm, a file, and the seconds until a certificate expires. Out: its UDP
+In: the size as an argument; optionally an algorithm, a file, and the seconds until a certificate expires. Out: its UDP
 port on standard output; then Data for each Interest. Byte N of the file is N * 31 % 251. A digest protects the packets.
 With an algorithm, a key of the identity /org/file signs them, which an anchor /org has certified. The public key of the
 anchor goes to the file.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use hermes_testkit::Result;
 use hermes_testkit::limits::raise_open_files;
+use hermes_testkit::overlay::EFFECT_TIMEOUT;
 use hermes_testkit::poll::until;
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -22,12 +23,12 @@ use tokio::task::JoinSet;
 
 use super::{PORT, Path, SERVER, on_a_path};
 
-/// Connections in all, those that are open at once, and those that open and close while the splitter is killed.
+/// All connections; those open at once in the first phase; the most that are opening or come and go at the same time.
 const CONNECTIONS: usize = 10_000;
 const AT_ONCE: usize = 4000;
 const CHURNING: usize = 500;
-/// A connection whose packets nobody answers after a kill ends by this.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The time after which a connection counts as broken whose packets nobody answers after a kill.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);
 
 const SPLIT: &str = "
 workers: 2
@@ -124,7 +125,7 @@ fn client(path: &Path, progress: &Arc<Progress>, all_open: Arc<Barrier>) -> Join
                 let permit = churning.clone().acquire_owned().await.unwrap();
                 let progress = progress.clone();
                 tasks.spawn(async move {
-                    let went = tokio::time::timeout(PATIENCE, come_and_go(to, seed)).await;
+                    let went = tokio::time::timeout(CONNECTION_TIMEOUT, come_and_go(to, seed)).await;
                     let count = if matches!(went, Ok(Ok(()))) { &progress.whole } else { &progress.broken };
                     count.fetch_add(1, Ordering::Relaxed);
                     drop(permit);
@@ -133,17 +134,17 @@ fn client(path: &Path, progress: &Arc<Progress>, all_open: Arc<Barrier>) -> Join
             while tasks.join_next().await.transpose().unwrap().is_some() {}
         });
     };
-    path.client.thread(work).unwrap()
+    path.client.spawn_thread(work).unwrap()
 }
 
 impl Path {
-    /// TCP sockets on the router that are open; those that have ended may wait for the end of TIME-WAIT.
+    /// Open TCP sockets on the router, without those in TIME-WAIT.
     async fn sockets(&self) -> usize {
         let all = self.router.output(&["ss", "-Htan", "state", "connected", "exclude", "time-wait"]).await.unwrap();
         all.lines().count()
     }
 
-    /// Packets that wait for a verdict in the queue of SYNs, of all queues.
+    /// Packets in all queues of NFQUEUE on the router.
     async fn held(&self) -> u64 {
         let queues = self.router.output(&["cat", "/proc/net/netfilter/nfnetlink_queue"]).await.unwrap();
         queues.lines().filter_map(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok()).sum()
@@ -161,7 +162,7 @@ fn nothing_of_ten_thousand_connections_stays() {
         let progress = Arc::new(Progress::default());
         let all_open = Arc::new(Barrier::new(AT_ONCE + 1));
         let clients = client(&path, &progress, all_open.clone());
-        all_open.wait().await;
+        tokio::time::timeout(EFFECT_TIMEOUT, all_open.wait()).await.expect("not all connections opened");
         let active = node.metric("hermes_sessions_open", "").await.unwrap();
         assert!(active >= AT_ONCE as f64, "{active} sessions for {AT_ONCE} connections");
         all_open.wait().await;
@@ -176,7 +177,7 @@ fn nothing_of_ten_thousand_connections_stays() {
         let (whole, broken) = (progress.whole.load(Ordering::Relaxed), progress.broken.load(Ordering::Relaxed));
         assert_eq!(whole + broken, CONNECTIONS);
         // A kill breaks those that are open.
-        assert!(broken <= 3 * CHURNING, "{broken} connections broke");
+        assert!((1..=3 * CHURNING).contains(&broken), "{broken} connections broke");
         node.quiet().await;
         until("no socket is left", || async { path.sockets().await == 0 }).await;
         until("no SYN is held", || async { path.held().await == 0 }).await;
