@@ -99,6 +99,7 @@ const NAMES: [&str; 12] = [
 pub fn ndn_forwarder(data: &[u8]) {
     let limits = ForwarderLimits {
         pending: 8,
+        pending_bytes: 200,
         store_bytes: 4096,
         unverified_bytes: 1000,
         certificates: 2,

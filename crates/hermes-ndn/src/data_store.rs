@@ -70,6 +70,8 @@ impl DataStore {
             self.packets.get(&name).is_some_and(answers).then_some(name)?
         } else if interest.can_be_prefix {
             let from = self.packets.range(wanted.clone()..).take_while(|(name, _)| wanted.is_prefix_of(name));
+            let answers =
+                |stored: &Stored| answers(stored) && stored.data.content_prefixes().any(|name| name == *wanted);
             from.take(MAX_PREFIX_CANDIDATES).find(|(_, stored)| answers(stored))?.0.clone()
         } else {
             self.packets.get(wanted).is_some_and(answers).then(|| wanted.clone())?

@@ -21,6 +21,8 @@ use crate::tlv::Element;
 /// The value of the component that names metadata (RDR).
 const METADATA: &[u8] = b"metadata";
 const INITIAL_WINDOW: f64 = 4.0;
+/// The largest number of a segment. Content of more would not end in a lifetime.
+pub const MAX_SEGMENT: u64 = 1 << 40;
 /// A segment counts as lost when this many later ones were answered (RFC 9002, section 6.1.1).
 const OVERTAKEN: u32 = 3;
 /// The type of the element that holds a name in metadata.
@@ -70,10 +72,11 @@ struct Sent {
 }
 
 impl Sent {
-    /// A refusal is for one name, whatever begins with it.
+    /// A prefix asks for content of its name, not for all content whose name begins so. A refusal is for one name.
     fn is_answered_by(&self, data: &Data) -> bool {
-        let is_refusal = data.content_type == APPLICATION_NACK;
-        data.answers(&self.interest) && (!is_refusal || data.name == self.interest.name)
+        let is_content = || data.content_prefixes().any(|name| name == self.interest.name);
+        data.answers(&self.interest)
+            && (!self.interest.can_be_prefix || is_content() || data.name == self.interest.name)
     }
 }
 
@@ -198,7 +201,7 @@ impl Fetch {
                 let has_room = self.under_way.len() < self.window.min(self.limits.max_window as f64) as usize;
                 let is_wanted = self.last.is_none_or(|last| self.next <= last)
                     && self.absent.is_none_or(|absent| self.next < absent);
-                if !has_room || !is_wanted || self.next >= self.next_out + self.limits.max_ahead {
+                if !has_room || !is_wanted || self.next - self.next_out >= self.limits.max_ahead {
                     return None;
                 }
                 let name = prefix.child(&Component::numbered(types::SEGMENT, self.next));
@@ -229,6 +232,11 @@ impl Fetch {
         let wanted = [Wanted::Prefix, Wanted::Metadata].into_iter().find(is_new)?;
         let metadata = || self.name.child(&Component::new(types::KEYWORD, METADATA));
         Some((wanted, by_prefix(if wanted == Wanted::Prefix { self.name.clone() } else { metadata() })))
+    }
+
+    /// Whether Data answers an Interest that is under way.
+    pub fn awaits(&self, data: &Data) -> bool {
+        self.answered(data).is_some()
     }
 
     /// Returns the Interest that Data answers.
@@ -359,7 +367,7 @@ impl Fetch {
 
     fn take_segment(&mut self, number: u64, data: Data) -> Result<(), FetchError> {
         if let Some(last) = data.final_block.as_ref().and_then(|last| last.number(types::SEGMENT)) {
-            if last < number && self.last.is_none_or(|known| known != number) {
+            if last > MAX_SEGMENT || last < number && self.last.is_none_or(|known| known != number) {
                 return Err(FetchError::Unexpected);
             }
             if self.last.is_none() {
@@ -401,7 +409,8 @@ impl Fetch {
         let Some(wanted) = returned else { return Ok(()) };
         match reason {
             NackReason::Congestion => self.shrink(now),
-            NackReason::Duplicate => self.repeat.push(wanted),
+            // A network that returns each repetition must not set the pace: the timeout repeats it.
+            NackReason::Duplicate => {}
             NackReason::NoRoute | NackReason::None => {
                 self.under_way.remove(&wanted);
                 self.unroutable.push(wanted);

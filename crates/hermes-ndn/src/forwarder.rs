@@ -5,9 +5,11 @@
 //! it and before it is stored; certificates that the judgement needs are requested here. Everything has a bound. Never:
 //! I/O, a clock, or a packet that nobody has asked for.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
+
+use bytes::Bytes;
 
 use crate::data_store::DataStore;
 use crate::lp::NackReason;
@@ -20,6 +22,11 @@ use crate::trust::{Distrust, TrustSchema, Verdict};
 const CERTIFICATE_REPEAT: Duration = Duration::from_secs(1);
 /// Consumers that may wait for one Interest.
 const MAX_WAITING: usize = 1024;
+/// Keys of one identity whose certificates are requested at once, and packets that wait for one of them.
+const MAX_KEYS_OF_IDENTITY: usize = 4;
+const MAX_PACKETS_OF_KEY: usize = 512;
+/// Bytes of state for each packet that waits, apart from its own.
+const OVERHEAD: usize = 400;
 /// The shortest and the longest time that an Interest is remembered.
 const MIN_LIFETIME: Duration = Duration::from_millis(100);
 const MAX_LIFETIME: Duration = Duration::from_secs(60);
@@ -30,8 +37,10 @@ pub type ConsumerId = u64;
 /// The bounds of a forwarder.
 #[derive(Clone, Copy, Debug)]
 pub struct ForwarderLimits {
-    /// Interests that wait for an answer.
+    /// Interests that wait for an answer, and the bytes of their names.
     pub pending: usize,
+    /// See `pending`.
+    pub pending_bytes: usize,
     /// Bytes of stored packets.
     pub store_bytes: usize,
     /// Bytes of packets that wait for a certificate.
@@ -48,6 +57,7 @@ impl Default for ForwarderLimits {
     fn default() -> Self {
         Self {
             pending: 16_384,
+            pending_bytes: 8 << 20,
             store_bytes: 16 << 20,
             unverified_bytes: 4 << 20,
             certificates: 64,
@@ -62,18 +72,18 @@ impl Default for ForwarderLimits {
 #[error("too many Interests wait for an answer")]
 pub struct PitFull;
 
-/// What a consumer gets.
+/// The answer to an Interest of a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// A packet that may be used, and whether it came with a congestion mark.
     Data(Rc<Data>, bool),
     /// The network returned the Interest of this name.
     Nack(Name, NackReason),
-    /// The answer may not be used.
-    Untrusted(Distrust),
+    /// This answer may not be used.
+    Untrusted(Rc<Data>, Distrust),
 }
 
-/// What the caller must do.
+/// A task of the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send an Interest over the face.
@@ -99,7 +109,7 @@ pub enum DataOutcome {
     NoRoom,
 }
 
-/// What an Interest asks for. Those that ask for the same share an entry.
+/// The content that an Interest asks for. Interests for the same content share an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct PitKey {
     name: Name,
@@ -139,6 +149,8 @@ struct CertificateRequest {
     last: Duration,
     /// It has arrived, and waits for that of its own signer.
     has_arrived: bool,
+    /// The reason why one that has arrived may not be used. Another one may come.
+    refused: Option<Distrust>,
     /// Certificates between the first packet that waits and this one.
     depth: usize,
     held: Vec<UnverifiedPacket>,
@@ -152,6 +164,10 @@ pub struct Forwarder {
     pending: HashMap<PitKey, PitEntry>,
     /// PitEntry Interests by their end.
     ends: BTreeSet<(Duration, PitKey)>,
+    /// Pending Interests of each consumer.
+    asked: HashMap<ConsumerId, HashSet<PitKey>>,
+    /// Bytes of the names of pending Interests.
+    pending_bytes: usize,
     /// PitEntry Interests by prefix, and by digest. Without any, Data is looked up by its name alone.
     prefixes: usize,
     digests: usize,
@@ -174,6 +190,8 @@ impl Forwarder {
             store: DataStore::new(limits.store_bytes),
             pending: HashMap::new(),
             ends: BTreeSet::new(),
+            asked: HashMap::new(),
+            pending_bytes: 0,
             prefixes: 0,
             digests: 0,
             wanted: HashMap::new(),
@@ -204,6 +222,7 @@ impl Forwarder {
                     return Err(PitFull);
                 }
                 pending.waiting.push((consumer, pending.sent));
+                self.asked.entry(consumer).or_default().insert(key);
                 return Ok(());
             };
             // Another consumer has repeated it for this one, too.
@@ -217,9 +236,12 @@ impl Forwarder {
             let before = std::mem::replace(&mut pending.expires, expires);
             self.ends.remove(&(before, key.clone()));
         } else {
-            if self.pending.len() >= self.limits.pending {
+            let bytes = key.name.encoded().len();
+            if self.pending.len() >= self.limits.pending || self.pending_bytes + bytes > self.limits.pending_bytes {
                 return Err(PitFull);
             }
+            self.pending_bytes += bytes;
+            self.asked.entry(consumer).or_default().insert(key.clone());
             self.prefixes += usize::from(key.can_be_prefix);
             self.digests += usize::from(key.name.has_implicit_digest());
             self.pending.insert(key.clone(), PitEntry { waiting: vec![(consumer, 1)], sent: 1, expires });
@@ -256,19 +278,38 @@ impl Forwarder {
         }
     }
 
+    /// Forgets a consumer, and the Interests that nobody else waits for.
+    pub fn leave(&mut self, consumer: ConsumerId) {
+        for key in self.asked.remove(&consumer).unwrap_or_default() {
+            let Some(pending) = self.pending.get_mut(&key) else { continue };
+            pending.waiting.retain(|(id, _)| *id != consumer);
+            if pending.waiting.is_empty() {
+                self.remove(&key);
+            }
+        }
+    }
+
+    /// Forgets all Interests, since the face that they were sent over has closed. Requests for certificates are repeated.
+    pub fn close_face(&mut self) {
+        let keys: Vec<PitKey> = self.pending.keys().cloned().collect();
+        for key in keys {
+            self.remove(&key);
+        }
+    }
+
     /// The next thing to do.
     pub fn next_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// The time at which [`Forwarder::handle_timeout`] is due for a certificate. Interests whose lifetime is over go with
-    /// any call.
+    /// The time at which [`Forwarder::handle_timeout`] is due for a certificate. Interests
+    /// that have expired are forgotten by any call.
     pub fn next_timeout(&self) -> Option<Duration> {
         self.wanted.values().map(|wanted| self.due(wanted)).min()
     }
 
-    /// Requests certificates again that did not arrive, gives up those that are too late, and forgets Interests whose
-    /// lifetime is over.
+    /// Requests certificates again that did not arrive, gives up those that are too late, and forgets Interests that
+    /// have expired.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.expire(now);
         let is_due = |wanted: &CertificateRequest| now >= self.due(wanted);
@@ -280,7 +321,8 @@ impl Forwarder {
             };
             if self.wanted.get(&key).is_some_and(is_late) {
                 if let Some(wanted) = self.wanted.remove(&key) {
-                    self.fail(wanted, &Distrust::Missing(key));
+                    let distrust = wanted.refused.clone().unwrap_or(Distrust::Missing(key));
+                    self.fail(wanted, &distrust);
                 }
             } else if let Some(wanted) = self.wanted.get_mut(&key) {
                 wanted.last = now;
@@ -307,7 +349,7 @@ impl Forwarder {
         self.pending.len()
     }
 
-    /// Forgets Interests whose lifetime is over. Consumers repeat them by their own clock.
+    /// Forgets Interests that have expired. Consumers repeat them by their own clock.
     fn expire(&mut self, now: Duration) {
         while let Some((end, key)) = self.ends.first()
             && *end <= now
@@ -319,6 +361,12 @@ impl Forwarder {
 
     fn remove(&mut self, key: &PitKey) -> Option<Vec<ConsumerId>> {
         let pending = self.pending.remove(key)?;
+        self.pending_bytes -= key.name.encoded().len();
+        for (consumer, _) in &pending.waiting {
+            if let Some(asked) = self.asked.get_mut(consumer) {
+                asked.remove(key);
+            }
+        }
         self.ends.remove(&(pending.expires, key.clone()));
         self.prefixes -= usize::from(key.can_be_prefix);
         self.digests -= usize::from(key.name.has_implicit_digest());
@@ -330,7 +378,7 @@ impl Forwarder {
         // A digest in an Interest is that of the packet, whatever the name of the packet contains.
         let mut names = vec![(data.name.clone(), false)];
         if self.prefixes > 0 {
-            names.extend((0..=data.name.len()).map(|count| (data.name.prefix(count), true)));
+            names.extend(data.content_prefixes().map(|name| (name, true)));
         }
         names.retain(|(name, _)| !name.has_implicit_digest());
         if self.digests > 0 {
@@ -359,7 +407,7 @@ impl Forwarder {
     ) -> DataOutcome {
         match self.trust.judge(&data, self.utc) {
             Verdict::Trusted => {
-                // What the producer does not have now it may have later.
+                // A producer may have later what it refuses now.
                 if data.content_type != APPLICATION_NACK {
                     let valid_for = self.trust.valid_for(&data, self.utc);
                     self.store.put(&data, now, valid_for.map(|left| now.saturating_add(left)));
@@ -371,7 +419,7 @@ impl Forwarder {
                 DataOutcome::Delivered
             }
             Verdict::Untrusted(distrust) => {
-                self.refuse(waiting, &distrust);
+                self.refuse(data, waiting, &distrust);
                 DataOutcome::Untrusted
             }
             Verdict::NeedsCertificate(key) => {
@@ -380,28 +428,45 @@ impl Forwarder {
         }
     }
 
-    fn refuse(&mut self, waiting: Vec<ConsumerId>, distrust: &Distrust) {
+    fn refuse(&mut self, data: Data, waiting: Vec<ConsumerId>, distrust: &Distrust) {
         self.refused += 1;
+        let data = Rc::new(data);
         for consumer in waiting {
-            self.outputs.push_back(Output::Deliver(consumer, Delivery::Untrusted(distrust.clone())));
+            self.outputs.push_back(Output::Deliver(consumer, Delivery::Untrusted(data.clone(), distrust.clone())));
         }
     }
 
     /// Lets a packet wait for the certificate of a key, and requests it.
     fn hold(&mut self, key: Name, held: UnverifiedPacket, depth: usize, now: Duration) -> DataOutcome {
+        let held = held.compact();
         let bytes = held.bytes();
         if depth >= self.limits.chain {
             self.held_bytes += bytes;
             let distrust = Distrust::ChainTooLong(key.clone(), self.limits.chain);
             self.fail(
-                CertificateRequest { first: now, last: now, has_arrived: false, depth, held: vec![held] },
+                CertificateRequest {
+                    first: now,
+                    last: now,
+                    has_arrived: false,
+                    refused: None,
+                    depth,
+                    held: vec![held],
+                },
                 &distrust,
             );
             return DataOutcome::Untrusted;
         }
-        let is_new = !self.wanted.contains_key(&key);
+        let known = self.wanted.get(&key);
+        let is_new = known.is_none();
+        let identity = key.prefix(key.len().saturating_sub(2));
+        let is_of_identity = |other: &&Name| other.len() == key.len() && identity.is_prefix_of(other);
+        let is_full = |known: &CertificateRequest| {
+            known.held.len() >= MAX_PACKETS_OF_KEY || known.held.iter().any(|other| other.name() == held.name())
+        };
         if self.held_bytes + bytes > self.limits.unverified_bytes
+            || known.is_some_and(is_full)
             || is_new && self.wanted.len() >= self.limits.certificates
+            || is_new && self.wanted.keys().filter(is_of_identity).count() >= MAX_KEYS_OF_IDENTITY
         {
             // Consumers ask again.
             return DataOutcome::NoRoom;
@@ -412,6 +477,7 @@ impl Forwarder {
             first: now,
             last: now,
             has_arrived: false,
+            refused: None,
             depth,
             held: Vec::new(),
         });
@@ -453,15 +519,19 @@ impl Forwarder {
                     }
                 }
             }
-            Verdict::Untrusted(distrust) => self.fail(wanted, &distrust),
+            // The first answer decides nothing: a valid certificate may follow.
+            Verdict::Untrusted(distrust) => {
+                self.wanted.insert(key, CertificateRequest { refused: Some(distrust), ..wanted });
+            }
             Verdict::NeedsCertificate(issuer) => {
                 let depth = wanted.depth + 1;
-                self.wanted.insert(key.clone(), CertificateRequest { has_arrived: true, ..wanted });
-                if self.hold(issuer, UnverifiedPacket::Certificate(key.clone(), data.clone()), depth, now)
-                    == DataOutcome::NoRoom
-                    && let Some(wanted) = self.wanted.remove(&key)
+                self.wanted.insert(key.clone(), wanted);
+                let held = UnverifiedPacket::Certificate(key.clone(), data.clone());
+                // Without room for its issuer, it is requested again.
+                if self.hold(issuer, held, depth, now) == DataOutcome::Unverified
+                    && let Some(wanted) = self.wanted.get_mut(&key)
                 {
-                    self.fail(wanted, &Distrust::Missing(key));
+                    wanted.has_arrived = true;
                 }
             }
         }
@@ -475,7 +545,7 @@ impl Forwarder {
             for held in wanted.held {
                 self.held_bytes -= held.bytes();
                 match held {
-                    UnverifiedPacket::Data { waiting, .. } => self.refuse(waiting, distrust),
+                    UnverifiedPacket::Data { data, waiting, .. } => self.refuse(data, waiting, distrust),
                     UnverifiedPacket::Certificate(key, _) => all.extend(self.wanted.remove(&key)),
                 }
             }
@@ -486,8 +556,23 @@ impl Forwarder {
 impl UnverifiedPacket {
     fn bytes(&self) -> usize {
         match self {
-            Self::Data { data, .. } | Self::Certificate(_, data) => data.packet.len(),
+            Self::Data { data, .. } | Self::Certificate(_, data) => data.packet.len() + OVERHEAD,
         }
+    }
+
+    fn name(&self) -> &Name {
+        match self {
+            Self::Data { data, .. } | Self::Certificate(_, data) => &data.name,
+        }
+    }
+
+    /// The same packet in memory of its own: it may be a slice of a buffer that is much larger.
+    fn compact(mut self) -> Self {
+        let (Self::Data { data, .. } | Self::Certificate(_, data)) = &mut self;
+        if let Ok(copy) = Data::decode(Bytes::copy_from_slice(&data.packet)) {
+            *data = copy;
+        }
+        self
     }
 }
 

@@ -274,6 +274,8 @@ pub struct Data {
     pub packet: Bytes,
 }
 
+/// The most components of a name after the prefix that asks for it: version, segment, and those of metadata.
+pub(crate) const MAX_CONVENTION_COMPONENTS: usize = 4;
 /// The content type of a certificate.
 pub const CERTIFICATE: u64 = 2;
 /// The content type of a negative answer of the application.
@@ -320,6 +322,14 @@ impl Data {
         let mut out = [0; 32];
         out.copy_from_slice(digest(&SHA256, &self.packet).as_ref());
         out
+    }
+
+    /// The names by which an Interest with a prefix may ask for this packet: those that only conventions follow, such as
+    /// a version and a segment. Content of a longer name is other content. A refusal is for its own name alone.
+    pub fn content_prefixes(&self) -> impl Iterator<Item = Name> + use<> {
+        let most = if self.content_type == APPLICATION_NACK { 0 } else { MAX_CONVENTION_COMPONENTS };
+        let shorter = |name: &Name| name.last().filter(|last| last.kind() != types::GENERIC).map(|_| name.parent());
+        std::iter::successors(Some(self.name.clone()), shorter).take(most + 1)
     }
 
     /// Whether the packet answers an Interest, apart from its freshness.

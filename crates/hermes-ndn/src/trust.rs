@@ -35,7 +35,7 @@ pub enum Distrust {
     /// The certificate is not valid at this time.
     #[error("certificate {0} is not valid now: its period is {1} to {2} (UTC)")]
     OutsideValidity(Name, String, String),
-    /// The packet that was requested as a certificate is none.
+    /// The packet that was requested as a certificate has another form.
     #[error("{0} is no certificate: {1}")]
     NoCertificate(Name, &'static str),
     /// Nobody sent the certificate.
@@ -46,7 +46,7 @@ pub enum Distrust {
     ChainTooLong(Name, usize),
 }
 
-/// What a trust schema says of a packet.
+/// The result of a judgement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The packet may be used.
@@ -89,7 +89,7 @@ impl TrustSchema {
             return Verdict::Trusted;
         }
         let locator = data.signature.info.key_name();
-        // One whose period is over may have a successor.
+        // A certificate that has expired may have a successor.
         if let Some(certificate) = self.valid_certificate(locator.as_ref(), now) {
             return certificate.judge(data);
         }
@@ -97,7 +97,9 @@ impl TrustSchema {
         let signs =
             |(prefix, key): &(Name, VerifyingKey)| prefix.is_prefix_of(&data.name) && key.verifies(&data.signature);
         if let Some(anchor) = locator.as_ref().and_then(|key| self.anchors.get(*self.anchored.get(key)?)) {
-            return if signs(anchor) { Verdict::Trusted } else { distrust() };
+            // Another anchor may be the same key, with another prefix.
+            let is_signed = signs(anchor) || self.anchors.iter().any(signs);
+            return if is_signed { Verdict::Trusted } else { distrust() };
         }
         // A key of another identity, or one under no anchor, has no certificate that would help.
         let key = locator.filter(|key| {

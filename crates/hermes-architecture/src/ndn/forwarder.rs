@@ -30,6 +30,10 @@ use hermes_transport::runtime::session::SessionEntry;
 
 /// The time for which a face stays open that no request needs.
 const IDLE_TIME: Duration = Duration::from_secs(30);
+/// The time that a face may stay without room before it counts as dead.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time after which a face is replaced that has sent nothing to requests that waited.
+const SILENCE: Duration = Duration::from_secs(2);
 /// Deliveries that may wait for one request: more than the Interests that it has under way.
 const DELIVERIES: usize = 1024;
 
@@ -48,10 +52,12 @@ struct SharedForwarder {
     consumers: RefCell<HashMap<ConsumerId, Registration>>,
     next: Cell<ConsumerId>,
     used: Cell<Instant>,
+    /// The number of frames that have arrived.
+    received: Cell<u64>,
     started: Instant,
 }
 
-/// Where deliveries for a request go.
+/// The destination of deliveries for a request.
 struct Registration {
     deliveries: mpsc::Sender<Delivery>,
     /// The face that was open when the request joined. The request learns of its end.
@@ -64,6 +70,9 @@ pub(super) struct Consumer {
     to_face: mpsc::Sender<Bytes>,
     id: ConsumerId,
     deliveries: mpsc::Receiver<Delivery>,
+    /// The number of frames that had arrived before it joined, and when it did.
+    received: u64,
+    joined: Instant,
     /// The face was open before this request.
     pub(super) is_kept: bool,
 }
@@ -137,6 +146,7 @@ impl SharedForwarder {
             consumers: RefCell::default(),
             next: Cell::new(0),
             used: Cell::new(Instant::now()),
+            received: Cell::new(0),
             started: Instant::now(),
         }
     }
@@ -150,11 +160,26 @@ impl SharedForwarder {
         let id = self.next.replace(self.next.get() + 1);
         let registration = Registration { deliveries: sender, to_face: to_face.clone() };
         self.consumers.borrow_mut().insert(id, registration);
-        Consumer { forwarder: self.clone(), to_face, id, deliveries, is_kept }
+        Consumer {
+            forwarder: self.clone(),
+            to_face,
+            id,
+            deliveries,
+            received: self.received.get(),
+            joined: Instant::now(),
+            is_kept,
+        }
     }
 
     fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Lets the next request connect a new face, if this one is still in use.
+    fn drop_face(&self, to_face: &mpsc::Sender<Bytes>) {
+        if self.to_face.borrow_mut().take_if(|open| open.same_channel(to_face)).is_some() {
+            self.core.borrow_mut().close_face();
+        }
     }
 
     /// Hands out what waits, and returns the Interests to send.
@@ -176,6 +201,7 @@ impl SharedForwarder {
     /// Takes a frame of the face.
     fn take(&self, worker: &Outbound, frame: Bytes) {
         let metrics = &worker.shared.metrics;
+        self.received.set(self.received.get() + 1);
         let frame = LpPacket::decode(frame).ok();
         let parts = frame.and_then(|frame| Some((frame.fragment?, frame.nack, frame.congestion.is_some())));
         let packet = parts.map(|(packet, nack, is_marked)| (Packet::decode(packet), nack, is_marked));
@@ -228,14 +254,16 @@ async fn serve(forwarder: Weak<SharedForwarder>, worker: Rc<Outbound>, mut face:
             // It is requested again if the face has no room. To wait here would stop the packets that make room.
             let _ = face.to_face.try_send(certificate.encode());
         }
-        let is_idle = forwarder.consumers.borrow().is_empty() && forwarder.used.get().elapsed() >= IDLE_TIME;
-        if is_idle {
+        let is_of_face = |to_face: &mpsc::Sender<Bytes>| to_face.same_channel(&face.to_face);
+        let is_needed = forwarder.consumers.borrow().values().any(|consumer| is_of_face(&consumer.to_face));
+        let is_open = forwarder.to_face.borrow().as_ref().is_some_and(is_of_face);
+        if !is_needed && (!is_open || forwarder.used.get().elapsed() >= IDLE_TIME) {
             break;
         }
     }
     if let Some(forwarder) = forwarder.upgrade() {
         // A request may have connected a new face already.
-        forwarder.to_face.borrow_mut().take_if(|open| open.same_channel(&face.to_face));
+        forwarder.drop_face(&face.to_face);
         // Requests learn it from the end of their queues.
         forwarder.consumers.borrow_mut().retain(|_, consumer| !consumer.to_face.same_channel(&face.to_face));
     }
@@ -258,7 +286,11 @@ impl Consumer {
             worker.shared.metrics.limit("ndn-pending-interests");
         }
         for interest in forwarder.hand_out() {
-            self.to_face.send(interest.encode()).await.map_err(|_| Closed)?;
+            let sent = tokio::time::timeout(SEND_TIMEOUT, self.to_face.send(interest.encode())).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                forwarder.drop_face(&self.to_face);
+                return Err(Closed);
+            }
         }
         Ok(taken)
     }
@@ -275,6 +307,11 @@ impl Consumer {
 impl Drop for Consumer {
     fn drop(&mut self) {
         self.forwarder.consumers.borrow_mut().remove(&self.id);
+        self.forwarder.core.borrow_mut().leave(self.id);
+        // Nothing has come while it waited, for it or for others: the peer may be gone. The next request connects again.
+        if self.forwarder.received.get() == self.received && self.joined.elapsed() >= SILENCE {
+            self.forwarder.drop_face(&self.to_face);
+        }
         self.forwarder.used.set(Instant::now());
     }
 }

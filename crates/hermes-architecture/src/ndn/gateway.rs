@@ -4,6 +4,7 @@
 //! content as the response, in order and as it arrives; a part of it if the request has `Range`. The forwarder judges
 //! each packet before a byte of it is used. Never: content under a name that its signer may not sign.
 
+use std::fmt::Write as _;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use bytes::Bytes;
 use hermes_cache::conditional::{Conditions, not_modified};
 use hermes_cache::range::{RequestedRanges, Resolved, to_content_range, unsatisfied};
 use hermes_model::snapshot::{Face as FaceConfig, Route};
-use hermes_ndn::fetch::{Fetch, FetchError, FetchLimits};
+use hermes_ndn::fetch::{Fetch, FetchError, FetchLimits, MAX_SEGMENT};
 use hermes_ndn::forwarder::Delivery;
 use hermes_ndn::lp::NackReason;
 use hermes_ndn::name::types;
@@ -118,6 +119,15 @@ fn name_of(method: &Method, path: &str) -> Result<Name, Error> {
         return Err(denied(StatusCode::METHOD_NOT_ALLOWED, reason));
     }
     let name: Name = path.parse().map_err(Error::Malformed)?;
+    // Routes match the path. With a second spelling of a name, a client would pass the route for the first one.
+    if normalized(path) != name.to_string() {
+        let reason = format!("the path is not the only spelling of its name; write {name}");
+        return Err(Error::Malformed(reason));
+    }
+    let is_number = |part: Component| part.number(types::SEGMENT).is_some_and(|number| number <= MAX_SEGMENT);
+    if !name.components().filter(|part| part.kind() == types::SEGMENT).all(is_number) {
+        return Err(Error::Malformed(format!("a segment of the path is no number up to {MAX_SEGMENT}")));
+    }
     if name.is_empty() {
         return Err(Error::Malformed("the path / is no name of content".to_owned()));
     }
@@ -126,6 +136,26 @@ fn name_of(method: &Method, path: &str) -> Result<Name, Error> {
         return Err(Error::Malformed(format!("the path is too long for a name of content: {limits}")));
     }
     Ok(name)
+}
+
+/// The path with all characters escaped that names escape, too. Programs may leave some of them as they are.
+fn normalized(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'%' => {
+                let digits = bytes.by_ref().take(2).map(|digit| char::from(digit.to_ascii_uppercase()));
+                out.extend(std::iter::once('%').chain(digits));
+            }
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b'=' => {
+                out.push(char::from(byte));
+            }
+            // Writing to a String cannot fail.
+            _ => drop(write!(out, "%{byte:02X}")),
+        }
+    }
+    out
 }
 
 fn denied(status: StatusCode, reason: String) -> Error {
@@ -281,7 +311,9 @@ impl Transfer {
         match delivery {
             Delivery::Data(data, is_marked) => Ok(self.fetch.take_data(Rc::unwrap_or_clone(data), is_marked, now)?),
             Delivery::Nack(name, reason) => Ok(self.fetch.take_nack(&name, reason, now)?),
-            Delivery::Untrusted(distrust) => Err(TransferError::Untrusted(distrust)),
+            // Another answer may have come while this one waited for a certificate.
+            Delivery::Untrusted(data, _) if !self.fetch.awaits(&data) => Ok(()),
+            Delivery::Untrusted(_, distrust) => Err(TransferError::Untrusted(distrust)),
         }
     }
 
@@ -324,11 +356,17 @@ impl Transfer {
         loop {
             let content = match first.take() {
                 Some(content) => content,
-                None => match self.next_content().await {
-                    Ok(Some(content)) => content,
-                    Ok(None) => break,
-                    Err(error) => return entry.fail(&failure(error, entry)),
-                },
+                None => {
+                    let next = tokio::select! {
+                        next = self.next_content() => next,
+                        () = std::future::poll_fn(|cx| body.poll_reader_gone(cx)) => return,
+                    };
+                    match next {
+                        Ok(Some(content)) => content,
+                        Ok(None) => break,
+                        Err(error) => return entry.fail(&failure(error, entry)),
+                    }
+                }
             };
             let content = match &mut self.cut {
                 None => content,

@@ -63,14 +63,10 @@ pub(super) fn start_transparent_haproxy(router: &Namespace, dir: &Path) -> Resul
     );
     let file = dir.join("haproxy-transparent.cfg");
     std::fs::write(&file, config)?;
-    router.nft(&format!(
-        "add table ip haproxy; \
-         add chain ip haproxy divert {{ type filter hook prerouting priority mangle; }}; \
-         add rule ip haproxy divert ip daddr {SERVER} tcp dport {HAPROXY_SPLIT_PORT} tproxy to :{TPROXY_PORT} \
-         meta mark set 0x99 accept; \
-         add rule ip haproxy divert ip saddr {SERVER} tcp sport {DIRECT_PORT} socket transparent 1 \
-         meta mark set 0x99 accept"
-    ))?;
+    router.nft("add table ip haproxy; add chain ip haproxy divert { type filter hook prerouting priority mangle; }")?;
+    let divert = |packets: &str| router.nft(&format!("add rule ip haproxy divert {packets} meta mark set 0x99 accept"));
+    divert(&format!("ip daddr {SERVER} tcp dport {HAPROXY_SPLIT_PORT} tproxy to :{TPROXY_PORT}"))?;
+    divert(&format!("ip saddr {SERVER} tcp sport {DIRECT_PORT} socket transparent 1"))?;
     router.ip(&["rule", "add", "fwmark", "0x99", "lookup", "99"])?;
     router.ip(&["route", "add", "local", "default", "dev", "lo", "table", "99"])?;
     let program = Program::new("haproxy-transparent", "haproxy", dir).args(["-db", "-f"]).args([&file]);
@@ -103,14 +99,18 @@ pub(super) fn start_router(hermes: &Path, router: &Namespace, dir: &Path) -> Res
          - {{name: held, protocol: transparent, capture: [0.0.0.0/0], \
          ports: [{HELD_PORT}, {NATIVE_PORT}, {FLOW_PORT}]}}\n\
          - {{name: named, protocol: transparent, capture: [0.0.0.0/0], ports: [{NAMED_PORT}], http: true}}\n\
-         - {{name: relay, bind: '{ROUTER}:{RELAY_PORT}', protocol: tcp, authority: 'server:{DIRECT_PORT}'}}\n\
+         {}\
          routes:\n\
-         - {{name: relay, match: {{listener: relay}}, terminate: {{tcp: '{SERVER}:{DIRECT_PORT}'}}}}\n\
+         {}\
          - {{name: native, match: {{port: {NATIVE_PORT}}}, terminate: {{{}, application: {APPLICATION}}}}}\n\
          - {{name: flow, match: {{port: {FLOW_PORT}}}, terminate: {{{}}}}}\n\
          - {{name: named, match: {{kind: http}}, \
          terminate: {{ndn: 'udp://{SERVER}:{PRODUCER_PORT}', accept-digest: true}}}}\n\
          - {{name: pep, match: {{listener: [split, held]}}, terminate: {{tcp: original, source: client}}}}\n",
+        format_args!(
+            "- {{name: relay, bind: '{ROUTER}:{RELAY_PORT}', protocol: tcp, authority: 'server:{DIRECT_PORT}'}}\n"
+        ),
+        format_args!("- {{name: relay, match: {{listener: relay}}, terminate: {{tcp: '{SERVER}:{DIRECT_PORT}'}}}}\n"),
         rina(APPLICATION_PORT),
         rina(EGRESS_PORT),
     );

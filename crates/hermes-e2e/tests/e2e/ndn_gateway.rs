@@ -21,6 +21,7 @@ use hermes_ndn::{Component, Name, Packet};
 use hermes_testkit::binary::hermes;
 use hermes_testkit::listener_client::ListenerClient;
 use hermes_testkit::overlay::{Node, Overlay};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UdpSocket;
 use tokio::task::JoinSet;
 
@@ -274,6 +275,16 @@ async fn a_status_says_why_there_is_no_content() {
         let (found, head, _) = get(&node, target).await;
         assert_eq!(found, status, "{target}: {head}");
     }
+    // Other spellings of names would pass the routes of the first one; a segment has a number, and not any.
+    for target in ["/open/8=page", "/open/+8=page", "/open/08=page", "/open/page/", "/open/p%61ge", "/open/page/54=%01"]
+    {
+        let (found, head, _) = get(&node, target).await;
+        assert_eq!(found, 400, "{target}: {head}");
+    }
+    for target in ["/open/50=abc", "/open/seg=18446744073709551615", "/open/v=1/seg=1099511627777"] {
+        let (found, head, _) = get(&node, target).await;
+        assert_eq!(found, 400, "{target}: {head}");
+    }
     let long = format!("/open{}", "/x".repeat(1000));
     assert_eq!(get(&node, &long).await.0, 400);
     let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
@@ -382,4 +393,35 @@ async fn the_ending_of_a_name_tells_its_media_type() {
         assert_eq!(head.header("accept-ranges").as_deref(), Some("bytes"), "{target}");
     }
     assert!(!get(&node, "/open/page").await.1.contains("content-type"));
+}
+
+const OVER_TCP: &str = "
+workers: 1
+listeners:
+- {name: web, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, match: {kind: http}, terminate: {ndn: 'tcp://$FORWARDER', accept-digest: true}, timeout: {progress: 3s}}
+";
+
+#[tokio::test]
+async fn a_silent_face_is_replaced() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        // The first face is accepted, and nobody reads from it.
+        let (_silent, _) = listener.accept().await.unwrap();
+        let (mut face, _) = listener.accept().await.unwrap();
+        let answer = DataBuilder { name: name("/page/v=1/seg=0"), ..DataBuilder::default() };
+        face.write_all(&answer.sign(b"<p>named</p>", &Signer::digest()).unwrap()).await.unwrap();
+        let mut buffer = [0; 1024];
+        while face.read(&mut buffer).await.unwrap() > 0 {
+            face.write_all(&answer.sign(b"<p>named</p>", &Signer::digest()).unwrap()).await.unwrap();
+        }
+    });
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("gateway").document(OVER_TCP).with("FORWARDER", address).start().await.unwrap();
+    assert_eq!(get(&node, "/page/v=1/seg=0").await.0, 504);
+    let (status, head, body) = get(&node, "/page/v=1/seg=0").await;
+    assert_eq!((status, body.as_deref()), (200, Some(&b"<p>named</p>"[..])), "{head}");
 }

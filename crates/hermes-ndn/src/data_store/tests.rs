@@ -22,10 +22,10 @@ fn interest(text: &str) -> Interest {
 #[test]
 fn a_name_a_prefix_and_a_digest_find_a_packet() {
     let mut store = DataStore::new(1 << 20);
-    let packet = data("/a/b/c", SECOND);
+    let packet = data("/a/b/v=1", SECOND);
     store.put(&packet, SECOND, None);
     store.put(&data("/a/c", SECOND), SECOND, None);
-    assert_eq!(store.find(&interest("/a/b/c"), SECOND), Some(packet.clone()));
+    assert_eq!(store.find(&interest("/a/b/v=1"), SECOND), Some(packet.clone()));
     assert_eq!(store.find(&interest("/a/b"), SECOND), None);
     let by_prefix = Interest { can_be_prefix: true, ..interest("/a/b") };
     assert_eq!(store.find(&by_prefix, SECOND), Some(packet.clone()));
@@ -37,14 +37,14 @@ fn a_name_a_prefix_and_a_digest_find_a_packet() {
 #[test]
 fn fresh_packets_alone_answer_an_interest_that_must_be_fresh() {
     let mut store = DataStore::new(1 << 20);
-    store.put(&data("/a/1", SECOND), Duration::ZERO, None);
+    store.put(&data("/a/v=1", SECOND), Duration::ZERO, None);
     let fresh = Interest { can_be_prefix: true, must_be_fresh: true, ..interest("/a") };
     assert!(store.find(&fresh, SECOND - Duration::from_millis(1)).is_some());
     assert_eq!(store.find(&fresh, SECOND), None);
-    assert!(store.find(&interest("/a/1"), SECOND).is_some());
+    assert!(store.find(&interest("/a/v=1"), SECOND).is_some());
     // A fresh one behind it is found.
-    store.put(&data("/a/2", SECOND * 9), Duration::ZERO, None);
-    assert_eq!(store.find(&fresh, SECOND).unwrap().content, "/a/2");
+    store.put(&data("/a/v=2", SECOND * 9), Duration::ZERO, None);
+    assert_eq!(store.find(&fresh, SECOND).unwrap().content, "/a/v=2");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::packet::DataBuilder;
+use crate::packet::{DataBuilder, MAX_CONVENTION_COMPONENTS};
 use crate::signature::Signer;
 use crate::trust::tests::{Identity, trusting};
 
@@ -64,7 +64,7 @@ fn consumers_that_ask_for_the_same_share_an_interest_and_the_next_gets_stored_da
 #[test]
 fn prefixes_and_digests_are_answered_and_forgotten_in_time() {
     let mut forwarder = forwarder(ForwarderLimits { store_bytes: 0, ..ForwarderLimits::default() });
-    let packet = data("/a/b");
+    let packet = data("/a/v=1/seg=0");
     let by_digest = packet.name.child(&Component::new(types::IMPLICIT_DIGEST, &packet.digest()));
     let by_prefix = Interest { can_be_prefix: true, must_be_fresh: true, ..interest("/a", 1) };
     forwarder.take_interest(1, by_prefix.clone(), MS).unwrap();
@@ -126,7 +126,7 @@ fn a_packet_that_is_not_trusted_reaches_nobody_and_is_not_stored() {
     outputs(&mut forwarder);
     assert_eq!(forwarder.take_data(data("/org/a"), false, MS, UTC), DataOutcome::Untrusted);
     let out = outputs(&mut forwarder);
-    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(_))]), "{out:?}");
+    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(..))]), "{out:?}");
     forwarder.take_interest(2, interest("/org/a", 2), MS).unwrap();
     assert_eq!(outputs(&mut forwarder), [Output::Send(Box::new(interest("/org/a", 2)))]);
 }
@@ -183,13 +183,14 @@ fn without_a_valid_certificate_everything_that_waits_is_refused() {
         out.retain(|output| matches!(output, Output::Deliver(..)));
         assert_eq!((forwarder.held_bytes, forwarder.wanted.len()), (0, 0));
         match out.pop() {
-            Some(Output::Deliver(1, Delivery::Untrusted(distrust))) if out.is_empty() => distrust,
+            Some(Output::Deliver(1, Delivery::Untrusted(_, distrust))) if out.is_empty() => distrust,
             other => panic!("{other:?}"),
         }
     };
     // It has expired.
     let mut forwarder = begin();
     forwarder.take_data(anchor.certify(&site, "20250101T000000", "20260101T000000"), false, MS, UTC);
+    forwarder.handle_timeout(MS * 4001);
     assert!(matches!(refused(forwarder), Distrust::OutsideValidity(..)));
     // Nobody sends it.
     let mut forwarder = begin();
@@ -207,7 +208,13 @@ fn without_a_valid_certificate_everything_that_waits_is_refused() {
     let mut forwarder = begin();
     forwarder.take_data(other.certify(&site, PERIOD.0, PERIOD.1), false, MS, UTC);
     forwarder.take_data(site.certify(&other, PERIOD.0, PERIOD.1), false, MS, UTC);
-    assert!(matches!(refused(forwarder), Distrust::NoAnchor(_)));
+    forwarder.handle_timeout(MS * 20_001);
+    assert!(matches!(refused(forwarder), Distrust::Missing(_) | Distrust::NoAnchor(_)));
+    // A valid one follows.
+    let mut forwarder = begin();
+    forwarder.take_data(site.certify(&site, PERIOD.0, PERIOD.1), false, MS, UTC);
+    forwarder.take_data(anchor.certify(&site, PERIOD.0, PERIOD.1), false, MS, UTC);
+    assert_eq!(outputs(&mut forwarder), [delivered(1, &packet)]);
 }
 
 #[test]
@@ -225,7 +232,7 @@ fn two_keys_that_vouch_for_each_other_end_in_time() {
     assert_eq!(forwarder.next_timeout(), Some(MS * 20_001));
     forwarder.handle_timeout(MS * 20_001);
     let out = outputs(&mut forwarder);
-    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(Distrust::Missing(_)))]), "{out:?}");
+    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(_, Distrust::Missing(_)))]), "{out:?}");
     assert_eq!((forwarder.held_bytes, forwarder.wanted.len(), forwarder.take_refused()), (0, 0, 1));
 }
 
@@ -242,7 +249,10 @@ fn a_chain_of_certificates_has_a_bound() {
         forwarder.take_data(pair[0].certify(&pair[1], PERIOD.0, PERIOD.1), false, MS, UTC);
     }
     let last = outputs(&mut forwarder).pop();
-    assert!(matches!(&last, Some(Output::Deliver(1, Delivery::Untrusted(Distrust::ChainTooLong(_, 5))))), "{last:?}");
+    assert!(
+        matches!(&last, Some(Output::Deliver(1, Delivery::Untrusted(_, Distrust::ChainTooLong(_, 5))))),
+        "{last:?}"
+    );
     assert_eq!((forwarder.held_bytes, forwarder.wanted.len()), (0, 0));
 }
 
@@ -250,7 +260,8 @@ fn a_chain_of_certificates_has_a_bound() {
 fn packets_that_wait_for_certificates_are_bounded() {
     let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
     let packet = site.sign("/org/site/1");
-    let limits = ForwarderLimits { unverified_bytes: packet.packet.len() + 10, ..ForwarderLimits::default() };
+    let limits =
+        ForwarderLimits { unverified_bytes: packet.packet.len() + OVERHEAD + 10, ..ForwarderLimits::default() };
     let mut forwarder = Forwarder::new(limits, trusting(&anchor, "/org"), 1);
     for (text, taken) in [("/org/site/1", DataOutcome::Unverified), ("/org/site/2", DataOutcome::NoRoom)] {
         forwarder.take_interest(1, interest(text, 1), MS).unwrap();
@@ -329,5 +340,81 @@ fn a_certificate_outlasts_congestion_and_ends_without_a_route() {
     assert_eq!((outputs(&mut forwarder), forwarder.wanted.len()), (Vec::new(), 1));
     forwarder.take_nack(&request, NackReason::NoRoute, MS);
     let out = outputs(&mut forwarder);
-    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(Distrust::Missing(_)))]), "{out:?}");
+    assert!(matches!(out[..], [Output::Deliver(1, Delivery::Untrusted(_, Distrust::Missing(_)))]), "{out:?}");
+}
+
+#[test]
+fn content_of_a_longer_name_is_no_answer_to_a_shorter_one() {
+    let mut forwarder = forwarder(ForwarderLimits::default());
+    let by_prefix = |text: &str| Interest { can_be_prefix: true, ..interest(text, 1) };
+    let longer = Data { freshness: None, ..data("/org/private/v=1/seg=0") };
+    forwarder.take_interest(1, by_prefix("/org/private"), MS).unwrap();
+    forwarder.take_interest(2, by_prefix("/org"), MS).unwrap();
+    outputs(&mut forwarder);
+    forwarder.take_data(longer.clone(), false, MS, UTC);
+    assert_eq!(outputs(&mut forwarder), [delivered(1, &longer)]);
+    // Nor from the store, where it answers its own name.
+    forwarder.take_interest(3, by_prefix("/org"), MS * 5000).unwrap();
+    assert!(matches!(outputs(&mut forwarder)[..], [Output::Send(_)]));
+    forwarder.take_interest(3, by_prefix("/org/private"), MS * 5000).unwrap();
+    assert_eq!(outputs(&mut forwarder), [delivered(3, &longer)]);
+}
+
+#[test]
+fn a_name_of_thousands_of_components_costs_little() {
+    let long: Name = (0..4000).map(|_| Component::new(types::VERSION, b"")).collect();
+    let mut forwarder = forwarder(ForwarderLimits::default());
+    forwarder.take_interest(1, Interest { can_be_prefix: true, ..interest("/a", 1) }, MS).unwrap();
+    let builder = DataBuilder { name: long, ..DataBuilder::default() };
+    let packet = Data::decode(builder.sign(b"", &Signer::digest()).unwrap()).unwrap();
+    assert_eq!(packet.content_prefixes().count(), MAX_CONVENTION_COMPONENTS + 1);
+    assert_eq!(forwarder.take_data(packet, false, MS, UTC), DataOutcome::Unsolicited);
+}
+
+#[test]
+fn who_leaves_makes_room_at_once() {
+    let mut forwarder = forwarder(ForwarderLimits { pending: 2, pending_bytes: 1000, ..ForwarderLimits::default() });
+    for consumer in 0..10 {
+        for text in ["/a", "/b"] {
+            forwarder.take_interest(consumer, interest(text, 1), MS).unwrap();
+        }
+        assert!(forwarder.take_interest(consumer, interest("/c", 1), MS).is_err());
+        forwarder.leave(consumer);
+        assert_eq!((forwarder.pending(), forwarder.ends.len(), forwarder.asked.len()), (0, 0, 0));
+    }
+    let long = format!("/{}", "x".repeat(996));
+    forwarder.take_interest(1, interest(&long, 1), MS).unwrap();
+    assert!(forwarder.take_interest(1, interest("/a", 1), MS).is_err());
+    // One of two leaves: the other still gets the answer.
+    forwarder.leave(1);
+    for consumer in [2, 3] {
+        forwarder.take_interest(consumer, interest("/a", 1), MS).unwrap();
+    }
+    forwarder.leave(2);
+    outputs(&mut forwarder);
+    let packet = data("/a");
+    forwarder.take_data(packet.clone(), false, MS, UTC);
+    assert_eq!(outputs(&mut forwarder), [delivered(3, &packet)]);
+    // A face that has closed answers nothing more.
+    forwarder.take_interest(3, interest("/b", 1), MS).unwrap();
+    forwarder.close_face();
+    outputs(&mut forwarder);
+    forwarder.take_interest(3, interest("/b", 2), MS).unwrap();
+    assert_eq!(outputs(&mut forwarder), [Output::Send(Box::new(interest("/b", 2)))]);
+}
+
+#[test]
+fn one_identity_leaves_room_for_the_keys_of_others() {
+    let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
+    let mut forwarder = Forwarder::new(ForwarderLimits::default(), trusting(&anchor, "/org"), 1);
+    let mut take = |packet: Data| {
+        forwarder.take_interest(1, Interest::new(packet.name.clone()), MS).unwrap();
+        forwarder.take_data(packet, false, MS, UTC)
+    };
+    let evil = (0..10).map(|number| Identity::with_key(&format!("/org/evil/KEY/{number}")));
+    let taken: Vec<_> = evil.enumerate().map(|(number, one)| take(one.sign(&format!("/org/evil/{number}")))).collect();
+    assert_eq!(taken.iter().filter(|taken| **taken == DataOutcome::Unverified).count(), MAX_KEYS_OF_IDENTITY);
+    assert_eq!(take(site.sign("/org/site/1")), DataOutcome::Unverified);
+    // The same packet again waits once.
+    assert_eq!(take(site.sign("/org/site/1")), DataOutcome::NoRoom);
 }

@@ -87,6 +87,12 @@ fn once_an_anchor_has_signed_a_wrong_signature_needs_no_certificate() {
     assert_eq!(schema.judge(&anchor.sign("/org/a"), NOW), Verdict::Trusted);
     assert!(matches!(schema.judge(&thief.sign("/org/a"), NOW), Verdict::Untrusted(Distrust::NoAnchor(_))));
     assert_eq!(schema.judge(&anchor.sign("/org/b"), NOW), Verdict::Trusted);
+    // One key for two prefixes, whichever was used first.
+    let anchors = ["/org", "/com"].map(|prefix| (name(prefix), VerifyingKey::Public(anchor.public.clone())));
+    let mut schema = TrustSchema::new(anchors.to_vec(), false);
+    for text in ["/org/a", "/com/a", "/org/b"] {
+        assert_eq!(schema.judge(&anchor.sign(text), NOW), Verdict::Trusted, "{text}");
+    }
     // An anchor that claims the name of another one's key gains nothing.
     let (alice, bob) = (Identity::new("/org/alice"), Identity::new("/org/bob"));
     let anchors = [&alice, &bob].map(|one| (identity(&one.key), VerifyingKey::Public(one.public.clone())));

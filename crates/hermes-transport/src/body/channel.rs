@@ -80,6 +80,16 @@ impl ChannelSender {
         Poll::Pending
     }
 
+    /// Ready when the reader was dropped. It keeps the waker in the place of [`Self::poll_ready`].
+    pub fn poll_reader_gone(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut channel = self.0.borrow_mut();
+        if channel.reader_gone {
+            return Poll::Ready(());
+        }
+        channel.writer = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
     /// Sends a chunk. The caller must have seen `poll_ready` return `Ready(Ok(()))`: otherwise this chunk replaces one
     /// that the reader has not received.
     pub fn send(&self, chunk: Bytes) {
