@@ -9,12 +9,12 @@ use std::future::Future;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hermes_testkit::binary::hermes;
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::origin::{self, Origin};
-use hermes_testkit::overlay::{Node, Overlay};
+use hermes_testkit::overlay::{EFFECT_TIMEOUT, Node, Overlay};
 use hermes_testkit::skip::needs_root;
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -368,15 +368,27 @@ fn a_port_is_used_again() {
     on_a_path("transparent::again", async |path, overlay| {
         let node = splitter(&overlay, &path, "", 100).await;
         let _origin = path.echo((SERVER, PORT).into()).await;
-        for _ in 0..3 {
-            let connected = path.client.run(async {
+        let connect = || {
+            path.client.run(async {
                 let socket = TcpSocket::new_v4().unwrap();
                 socket.set_reuseaddr(true).unwrap();
                 socket.bind((CLIENT, 5555).into()).unwrap();
                 socket.connect((SERVER, PORT).into()).await
-            });
-            let connected = connected.await.unwrap();
-            let stream = connected.unwrap_or_else(|error| panic!("{error}: {:?}", node.records()));
+            })
+        };
+        for _ in 0..3 {
+            let deadline = Instant::now() + EFFECT_TIMEOUT;
+            let stream = loop {
+                match connect().await.unwrap() {
+                    Ok(stream) => break stream,
+                    // A program that another test starts has copies of all sockets of this process until it runs, so
+                    // that the last one is not closed yet.
+                    Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < deadline => {
+                        tokio::task::yield_now().await;
+                    }
+                    Err(error) => panic!("{error}: {:?}", node.records()),
+                }
+            };
             // A reset leaves no TIME_WAIT at the client.
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
         }
