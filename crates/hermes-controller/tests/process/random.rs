@@ -334,7 +334,8 @@ async fn killed_at_random(fixture: ControllerFixture, has_second: bool, seconds:
     for (half, client) in scene.halves.iter().zip(&scene.clients) {
         let (answered, excused) = (client.answered.load(Ordering::Relaxed), client.excused.load(Ordering::Relaxed));
         println!("{}: {answered} requests answered, none failed but {excused} by way of dead nodes", half.letter);
-        assert!(answered > 50, "there was no load");
+        // A busy machine answers fewer than an idle one, which answers hundreds.
+        assert!(answered > 10, "there was no load");
     }
 }
 
