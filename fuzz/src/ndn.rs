@@ -95,7 +95,7 @@ const NAMES: [&str; 12] = [
 ];
 
 /// The bytes are steps of consumers, of a face and of time. Consumers get only what they asked for, all bounds hold, and
-/// nothing stays once time is over.
+/// no state is left once everything has timed out.
 pub fn ndn_forwarder(data: &[u8]) {
     let limits = ForwarderLimits {
         pending: 8,

@@ -5,12 +5,13 @@
 //! it and before it is stored; certificates that the judgement needs are requested here. Everything has a bound. Never:
 //! I/O, a clock, or a packet that nobody has asked for.
 
+mod certificates;
+
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use bytes::Bytes;
-
+use self::certificates::{CertificateRequest, UnverifiedPacket};
 use crate::data_store::DataStore;
 use crate::lp::NackReason;
 use crate::name::{Component, Name, types};
@@ -18,15 +19,8 @@ use crate::nonce::NonceSequence;
 use crate::packet::{APPLICATION_NACK, Data, Interest};
 use crate::trust::{Distrust, TrustSchema, Verdict};
 
-/// The time after which a certificate is requested again.
-const CERTIFICATE_REPEAT: Duration = Duration::from_secs(1);
 /// Consumers that may wait for one Interest.
 const MAX_WAITING: usize = 1024;
-/// Keys of one identity whose certificates are requested at once, and packets that wait for one of them.
-const MAX_KEYS_OF_IDENTITY: usize = 4;
-const MAX_PACKETS_OF_KEY: usize = 512;
-/// Bytes of state for each packet that waits, apart from its own.
-const OVERHEAD: usize = 400;
 /// The shortest and the longest time that an Interest is remembered.
 const MIN_LIFETIME: Duration = Duration::from_millis(100);
 const MAX_LIFETIME: Duration = Duration::from_secs(60);
@@ -132,43 +126,19 @@ struct PitEntry {
     expires: Duration,
 }
 
-/// A packet whose judgement waits for a certificate.
-enum UnverifiedPacket {
-    Data {
-        data: Data,
-        is_marked: bool,
-        waiting: Vec<ConsumerId>,
-    },
-    /// A certificate that others wait for, under this name of its key.
-    Certificate(Name, Data),
-}
-
-/// A certificate that was requested.
-struct CertificateRequest {
-    first: Duration,
-    last: Duration,
-    /// It has arrived, and waits for that of its own signer.
-    has_arrived: bool,
-    /// The reason why one that has arrived may not be used. Another one may come.
-    refused: Option<Distrust>,
-    /// Certificates between the first packet that waits and this one.
-    depth: usize,
-    held: Vec<UnverifiedPacket>,
-}
-
 /// The forwarder.
 pub struct Forwarder {
     limits: ForwarderLimits,
     trust: TrustSchema,
     store: DataStore,
     pending: HashMap<PitKey, PitEntry>,
-    /// PitEntry Interests by their end.
+    /// Pending Interests by their end.
     ends: BTreeSet<(Duration, PitKey)>,
     /// Pending Interests of each consumer.
     asked: HashMap<ConsumerId, HashSet<PitKey>>,
     /// Bytes of the names of pending Interests.
     pending_bytes: usize,
-    /// PitEntry Interests by prefix, and by digest. Without any, Data is looked up by its name alone.
+    /// Pending Interests by prefix, and by digest. Without any, Data is looked up by its name alone.
     prefixes: usize,
     digests: usize,
     /// By the name of the key.
@@ -331,14 +301,6 @@ impl Forwarder {
         }
     }
 
-    /// The time at which a certificate is requested again or given up.
-    fn due(&self, wanted: &CertificateRequest) -> Duration {
-        // The certificate of its issuer has a timeout of its own. Two certificates that sign each other end by this one.
-        let chain = u32::try_from(self.limits.chain).unwrap_or(u32::MAX);
-        let end = wanted.first.saturating_add(self.limits.certificate_timeout.saturating_mul(chain));
-        if wanted.has_arrived { end } else { wanted.last + CERTIFICATE_REPEAT }
-    }
-
     /// Returns the number of packets that were refused since the last call.
     pub fn take_refused(&mut self) -> u64 {
         std::mem::take(&mut self.refused)
@@ -434,145 +396,6 @@ impl Forwarder {
         for consumer in waiting {
             self.outputs.push_back(Output::Deliver(consumer, Delivery::Untrusted(data.clone(), distrust.clone())));
         }
-    }
-
-    /// Lets a packet wait for the certificate of a key, and requests it.
-    fn hold(&mut self, key: Name, held: UnverifiedPacket, depth: usize, now: Duration) -> DataOutcome {
-        let held = held.compact();
-        let bytes = held.bytes();
-        if depth >= self.limits.chain {
-            self.held_bytes += bytes;
-            let distrust = Distrust::ChainTooLong(key.clone(), self.limits.chain);
-            self.fail(
-                CertificateRequest {
-                    first: now,
-                    last: now,
-                    has_arrived: false,
-                    refused: None,
-                    depth,
-                    held: vec![held],
-                },
-                &distrust,
-            );
-            return DataOutcome::Untrusted;
-        }
-        let known = self.wanted.get(&key);
-        let is_new = known.is_none();
-        let identity = key.prefix(key.len().saturating_sub(2));
-        let is_of_identity = |other: &&Name| other.len() == key.len() && identity.is_prefix_of(other);
-        let is_full = |known: &CertificateRequest| {
-            known.held.len() >= MAX_PACKETS_OF_KEY || known.held.iter().any(|other| other.name() == held.name())
-        };
-        if self.held_bytes + bytes > self.limits.unverified_bytes
-            || known.is_some_and(is_full)
-            || is_new && self.wanted.len() >= self.limits.certificates
-            || is_new && self.wanted.keys().filter(is_of_identity).count() >= MAX_KEYS_OF_IDENTITY
-        {
-            // Consumers ask again.
-            return DataOutcome::NoRoom;
-        }
-        self.held_bytes += bytes;
-        let wanted = self.wanted.entry(key.clone());
-        let wanted = wanted.or_insert_with(|| CertificateRequest {
-            first: now,
-            last: now,
-            has_arrived: false,
-            refused: None,
-            depth,
-            held: Vec::new(),
-        });
-        wanted.held.push(held);
-        if is_new {
-            self.request(key);
-        }
-        DataOutcome::Unverified
-    }
-
-    fn request(&mut self, key: Name) {
-        let interest = Interest {
-            can_be_prefix: true,
-            must_be_fresh: true,
-            nonce: Some(self.nonces.next_nonce()),
-            lifetime: Some(CERTIFICATE_REPEAT),
-            ..Interest::new(key)
-        };
-        self.outputs.push_back(Output::Send(Box::new(interest)));
-    }
-
-    /// Takes a packet as the certificate that others wait for. Returns false if nobody does.
-    fn take_certificate(&mut self, data: &Data, now: Duration) -> bool {
-        // /IDENTITY/KEY/ID/ISSUER/VERSION
-        let key = data.name.prefix(data.name.len().saturating_sub(2));
-        let Some(wanted) = self.wanted.remove(&key) else { return false };
-        match self.trust.take_certificate(data, self.utc) {
-            Verdict::Trusted => {
-                for held in wanted.held {
-                    self.held_bytes -= held.bytes();
-                    match held {
-                        UnverifiedPacket::Data { data, is_marked, waiting } => {
-                            self.judge(data, is_marked, waiting, wanted.depth + 1, now);
-                        }
-                        UnverifiedPacket::Certificate(_, certificate) => {
-                            // Nobody waits for it if it came twice.
-                            self.take_certificate(&certificate, now);
-                        }
-                    }
-                }
-            }
-            // The first answer decides nothing: a valid certificate may follow.
-            Verdict::Untrusted(distrust) => {
-                self.wanted.insert(key, CertificateRequest { refused: Some(distrust), ..wanted });
-            }
-            Verdict::NeedsCertificate(issuer) => {
-                let depth = wanted.depth + 1;
-                self.wanted.insert(key.clone(), wanted);
-                let held = UnverifiedPacket::Certificate(key.clone(), data.clone());
-                // Without room for its issuer, it is requested again.
-                if self.hold(issuer, held, depth, now) == DataOutcome::Unverified
-                    && let Some(wanted) = self.wanted.get_mut(&key)
-                {
-                    wanted.has_arrived = true;
-                }
-            }
-        }
-        true
-    }
-
-    /// Refuses everything that waits for a certificate.
-    fn fail(&mut self, wanted: CertificateRequest, distrust: &Distrust) {
-        let mut all = vec![wanted];
-        while let Some(wanted) = all.pop() {
-            for held in wanted.held {
-                self.held_bytes -= held.bytes();
-                match held {
-                    UnverifiedPacket::Data { data, waiting, .. } => self.refuse(data, waiting, distrust),
-                    UnverifiedPacket::Certificate(key, _) => all.extend(self.wanted.remove(&key)),
-                }
-            }
-        }
-    }
-}
-
-impl UnverifiedPacket {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Data { data, .. } | Self::Certificate(_, data) => data.packet.len() + OVERHEAD,
-        }
-    }
-
-    fn name(&self) -> &Name {
-        match self {
-            Self::Data { data, .. } | Self::Certificate(_, data) => &data.name,
-        }
-    }
-
-    /// The same packet in memory of its own: it may be a slice of a buffer that is much larger.
-    fn compact(mut self) -> Self {
-        let (Self::Data { data, .. } | Self::Certificate(_, data)) = &mut self;
-        if let Ok(copy) = Data::decode(Bytes::copy_from_slice(&data.packet)) {
-            *data = copy;
-        }
-        self
     }
 }
 

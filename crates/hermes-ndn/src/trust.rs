@@ -173,7 +173,7 @@ impl SignatureInfo {
 impl Certificate {
     fn read(data: &Data) -> Result<Self, &'static str> {
         if data.content_type != CERTIFICATE {
-            return Err("its content is no key");
+            return Err("its content type is not KEY");
         }
         let Some(identity) = data.name.len().checked_sub(CERTIFICATE_SUFFIX) else {
             return Err("its name is too short");

@@ -346,10 +346,10 @@ async fn requests_for_the_same_content_share_its_interests() {
     // One each, and repetitions of what is lost or late; alone, each request would ask for all segments.
     let asked = producer.segment_interests.load(Ordering::Relaxed);
     assert!((SEGMENTS..SEGMENTS * 2).contains(&asked), "{asked} Interests for {SEGMENTS} segments");
-    // What is stored is fresh for a minute.
+    // The stored Data is fresh for a minute.
     get(&node, "/org/alice/file/v=12").await;
     assert_eq!(producer.segment_interests.load(Ordering::Relaxed), asked);
-    // What was refused is not stored.
+    // Refused Data is not stored.
     for _ in 0..2 {
         assert_eq!(get(&node, "/org/alice/forged/file/v=12").await.0, 502);
     }

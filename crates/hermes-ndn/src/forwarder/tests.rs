@@ -4,6 +4,7 @@
 
 use proptest::prelude::*;
 
+use super::certificates::{MAX_KEYS_OF_IDENTITY, OVERHEAD};
 use super::*;
 use crate::packet::{DataBuilder, MAX_CONVENTION_COMPONENTS};
 use crate::signature::Signer;
@@ -270,7 +271,7 @@ fn packets_that_wait_for_certificates_are_bounded() {
 }
 
 proptest! {
-    /// Whatever consumers and the face do, nothing stays once all lifetimes are over.
+    /// After any sequence of steps, no state is left once all Interests and certificates have timed out.
     #[test]
     fn nothing_stays_behind(steps in proptest::collection::vec((0u8..4, 0u8..6, 0u64..3), 0..200)) {
         let [anchor, site] = ["/org", "/org/site"].map(Identity::new);
