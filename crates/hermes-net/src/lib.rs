@@ -29,5 +29,6 @@ pub mod tls;
 pub mod transparent;
 pub mod tun;
 pub mod udp;
+pub mod unix;
 
 pub use io::Io;

@@ -1,22 +1,14 @@
 //! Opens and locks files that only this process uses, without following symbolic links.
 //!
-//! In: paths. Out: a lock that ends with its guard or with the process; an open file; a socket that only the owner may
-//! connect to; reserved disk space. Never: the
+//! In: paths. Out: a lock that ends with its guard or with the process; an open file; reserved disk space. Never: the
 //! contents.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg, OFlag, posix_fallocate};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
-use nix::sys::stat::{Mode, fchmod};
-
-/// Connections that wait to be accepted on a private socket. A caller beyond them waits in connect(2).
-const PRIVATE_BACKLOG: i32 = 16;
 
 /// Opens a file without following a symbolic link, whose target could belong to somebody else.
 ///
@@ -32,22 +24,6 @@ pub fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 /// The directory cannot be created.
 pub fn make_own_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-/// Listens on a Unix socket that only the owner may connect to, from the moment it exists.
-///
-/// # Errors
-/// The path exists, is too long (over 107 bytes), or its directory is not writable.
-pub fn listen_privately(path: &Path) -> io::Result<UnixListener> {
-    let address = UnixAddr::new(path)?;
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    // bind(2) gives the file the mode of the unbound socket. A chmod afterwards would leave a moment in which every
-    // user of this machine can connect; a umask would hold for all threads of the process.
-    fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
-    bind(socket.as_raw_fd(), &address)?;
-    listen(&socket, Backlog::new(PRIVATE_BACKLOG)?)?;
-    Ok(UnixListener::from(socket))
 }
 
 /// True if every user of this machine may create and replace files in the directory. A sticky directory such as
@@ -104,21 +80,6 @@ impl Lock {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_private_socket_is_for_its_owner_alone_from_the_start() {
-        let directory = std::env::temp_dir().join(format!("hermes-private-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let path = directory.join("sock");
-        let listener = listen_privately(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        std::os::unix::net::UnixStream::connect(&path).unwrap();
-        listener.set_nonblocking(false).unwrap();
-        listener.accept().unwrap();
-        assert_eq!(listen_privately(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert!(listen_privately(&directory.join("x".repeat(120))).is_err(), "longer than an address may be");
-        std::fs::remove_dir_all(&directory).unwrap();
-    }
 
     #[test]
     fn a_directory_for_everyone_is_recognised() {

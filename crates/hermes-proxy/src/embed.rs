@@ -92,7 +92,7 @@ impl Embedded {
 
     /// The actual address of a listener, with the port that the system chose; `None` if it has no address.
     pub fn address(&self, listener: &str) -> Option<SocketAddr> {
-        self.addresses().into_iter().find(|bound| &*bound.listener == listener).map(|bound| bound.address)
+        self.addresses().iter().filter(|bound| &*bound.listener == listener).find_map(|bound| bound.address.socket())
     }
 
     /// A view of sessions, metrics and the document, for the program itself or for

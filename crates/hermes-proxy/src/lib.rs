@@ -23,4 +23,4 @@ mod worker;
 pub use hermes_outbound::generation::{BuildError, Certificate, Generation};
 pub use hermes_transport::runtime::session::SessionView;
 pub use ip::Packet;
-pub use node::{Bound, Node, NodeView};
+pub use node::{Bound, BoundAddress, Node, NodeView};

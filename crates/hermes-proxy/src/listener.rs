@@ -23,6 +23,7 @@ pub(crate) mod tcp;
 mod transparent;
 pub(crate) mod tun;
 pub(crate) mod udp;
+mod unix;
 
 use std::io;
 use std::net::SocketAddr;
@@ -75,6 +76,7 @@ pub(crate) enum BoundSocket {
     Dns(std::net::UdpSocket),
     Ndn(std::net::UdpSocket),
     Rina(std::net::UdpSocket),
+    Unix(std::os::unix::net::UnixListener),
     /// An interception and the slot of this worker in it.
     Transparent(Arc<Interception>, usize),
 }
@@ -92,6 +94,8 @@ pub(crate) enum Transport {
     Ndn,
     /// PDUs of a DIF over UDP.
     Rina,
+    /// Connections to a Unix socket.
+    Unix,
     /// Intercepted connections.
     Transparent,
 }
@@ -104,7 +108,7 @@ impl Transport {
             ListenerProtocol::Http if listener.http3 => &[Transport::Tcp, Transport::Quic],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
             ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
-            ListenerProtocol::Ndn(_) => &[Transport::Tcp, Transport::Ndn],
+            ListenerProtocol::Ndn(_) => &[Transport::Tcp, Transport::Ndn, Transport::Unix],
             ListenerProtocol::Rina(_) => &[Transport::Rina],
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[Transport::Udp],
             ListenerProtocol::Transparent(_) => &[Transport::Transparent],
@@ -122,6 +126,7 @@ impl BoundSocket {
             BoundSocket::Dns(_) => Transport::Dns,
             BoundSocket::Ndn(_) => Transport::Ndn,
             BoundSocket::Rina(_) => Transport::Rina,
+            BoundSocket::Unix(_) => Transport::Unix,
             BoundSocket::Transparent(..) => Transport::Transparent,
         }
     }
@@ -188,6 +193,15 @@ impl Acceptor {
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
                 worker.spawn(async move {
                     ndn::receive_all(here, bound, socket.name, ending).await;
+                    ended.set(());
+                });
+            }
+            BoundSocket::Unix(bound) => {
+                bound.set_nonblocking(true)?;
+                let bound = tokio::net::UnixListener::from_std(bound)?;
+                let known = CurrentListener::new(worker, socket.name);
+                worker.spawn(async move {
+                    unix::accept_all(here, bound, known, ending).await;
                     ended.set(());
                 });
             }
@@ -392,7 +406,8 @@ async fn serve_connection(
         }
         ListenerProtocol::Ndn(config) => {
             connection.set_stage(worker, Stage::Idle);
-            Box::pin(ndn::serve(worker, connection, config, ready)).await;
+            let Ready { io, source, trust, .. } = ready;
+            Box::pin(ndn::serve(worker, connection, config, io, (source, trust))).await;
         }
         ListenerProtocol::Socks5 => {
             connection.set_stage(worker, Stage::Head);
@@ -478,7 +493,6 @@ pub(crate) fn trust_of(
     })
 }
 
-/// The trust in a peer that presents no certificate.
 /// The trust of a peer without a certificate. A member of a DIF with a key is trusted.
 pub(crate) fn trust_by_address(listener: &Listener, source: SocketAddr) -> Trust {
     let has_key = matches!(&listener.protocol, ListenerProtocol::Rina(membership) if membership.key.is_some());

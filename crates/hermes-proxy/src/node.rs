@@ -113,8 +113,36 @@ pub struct Bound {
     pub listener: Arc<str>,
     /// Protocol of the listener in the document: `http`, `tcp` or `udp`.
     pub protocol: &'static str,
+    /// Address or path of the socket.
+    pub address: BoundAddress,
+}
+
+/// The place of a listening socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BoundAddress {
     /// Address, with the port that the system chose.
-    pub address: SocketAddr,
+    Socket(SocketAddr),
+    /// Path of a Unix socket.
+    Unix(Arc<str>),
+}
+
+impl BoundAddress {
+    /// `None` for a Unix socket.
+    pub fn socket(&self) -> Option<SocketAddr> {
+        match self {
+            BoundAddress::Socket(address) => Some(*address),
+            BoundAddress::Unix(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Display for BoundAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BoundAddress::Socket(address) => address.fmt(f),
+            BoundAddress::Unix(path) => path.fmt(f),
+        }
+    }
 }
 
 impl Node {
@@ -278,7 +306,9 @@ impl Node {
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<BuildError>> {
         let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
         // Set before new listeners bind, and again with their actual addresses.
-        self.shared.guard.listen(&generation.snapshot, self.addresses().into_iter().map(|bound| bound.address));
+        self.shared
+            .guard
+            .listen(&generation.snapshot, self.addresses().into_iter().filter_map(|bound| bound.address.socket()));
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // No step after this can fail.
@@ -291,7 +321,9 @@ impl Node {
         self.part_with_unused();
         self.follow_captures(&generation.snapshot);
         self.current.store(generation.clone());
-        self.shared.guard.listen(&generation.snapshot, self.addresses().into_iter().map(|bound| bound.address));
+        self.shared
+            .guard
+            .listen(&generation.snapshot, self.addresses().into_iter().filter_map(|bound| bound.address.socket()));
         self.shared.metrics.generation.set(generation.number as i64);
         let (mut sockets, mut queues) = (for_worker.into_iter(), queues.into_iter());
         let apply = |done| {
@@ -342,7 +374,10 @@ impl Node {
             .iter()
             .filter(|((_, transport), _)| *transport != Transport::Quic)
             .filter_map(|((name, _), key)| {
-                let address = self.sockets.get(key)?.first()?.local_addr().ok()?;
+                let address = match key.path() {
+                    Some(path) => BoundAddress::Unix(path.clone()),
+                    None => BoundAddress::Socket(self.sockets.get(key)?.first()?.local_addr().ok()?),
+                };
                 let protocol = generation.listener(name)?.protocol.as_str();
                 Some(Bound { listener: name.clone(), protocol, address })
             })

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use hermes_net::fd_passing::{self, LabelledFd};
-use hermes_net::lock::listen_privately;
+use hermes_net::unix::listen_privately;
 use nix::sys::socket::{MsgFlags, send};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;

@@ -4,7 +4,7 @@
 //! returned Interests, and bounded memory where a peer misbehaves.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,13 +15,14 @@ use hermes_ndn::signature::Signer;
 use hermes_ndn::{Data, MAX_FRAME, Name, Packet};
 use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
 const NEAR: &str = "
 listeners:
-- {name: alice, bind: '127.0.0.1:0', protocol: ndn, namespaces: $NAMES, set-headers: {hermes-user: alice}}
+- {name: alice, bind: '127.0.0.1:0', unix: $DIR/alice.sock, protocol: ndn, namespaces: $NAMES, set-headers: {hermes-user: alice}}
 - {name: bob, bind: '127.0.0.1:0', protocol: ndn, namespaces: $NAMES, set-headers: {hermes-user: bob}}
 routes:
 - {name: first, match: {headers: {hermes-service: NDN}}, upstream: far}
@@ -69,7 +70,7 @@ async fn serve_stream(mut stream: impl AsyncRead + AsyncWrite + Unpin, who: &'st
 
 impl Producers {
     /// Starts one producer for each transport of a face.
-    async fn start(dir: &std::path::Path) -> Self {
+    async fn start(dir: &Path) -> Self {
         let mut tasks = JoinSet::new();
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -110,6 +111,7 @@ async fn overlay_of(overlay: &Overlay, http: &str) -> (Node, Node, Producers) {
     let [a, b, c] = &producers.faces;
     let far = overlay.node("far").document(FAR).with("A", a).with("B", b).with("C", c).start().await.unwrap();
     let draft = overlay.node("near").document(NEAR).with("NAMES", NAMES).with("HTTP", http);
+    let draft = draft.with("DIR", overlay.dir().display());
     let near = draft.with("FAR", far.address("overlay")).start().await.unwrap();
     (near, far, producers)
 }
@@ -119,14 +121,26 @@ fn name(text: &str) -> Name {
 }
 
 /// A stream face of a scripted forwarder.
-struct StreamFace {
-    stream: TcpStream,
+struct StreamFace<S = TcpStream> {
+    stream: S,
     splitter: PacketSplitter,
 }
 
 impl StreamFace {
     async fn connect(to: SocketAddr) -> Self {
-        Self { stream: TcpStream::connect(to).await.unwrap(), splitter: PacketSplitter::new(MAX_FRAME) }
+        Self::over(TcpStream::connect(to).await.unwrap())
+    }
+}
+
+impl StreamFace<UnixStream> {
+    async fn connect_locally(to: &Path) -> Self {
+        Self::over(UnixStream::connect(to).await.unwrap())
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> StreamFace<S> {
+    fn over(stream: S) -> Self {
+        Self { stream, splitter: PacketSplitter::new(MAX_FRAME) }
     }
 
     async fn send(&mut self, frame: &Bytes) {
@@ -235,10 +249,17 @@ async fn an_interest_without_a_namespace_or_a_route_comes_back() {
 async fn a_slow_consumer_slows_its_producer_and_loses_nothing() {
     let overlay = Overlay::new(hermes()).unwrap();
     let (near, far, _producers) = overlay_of(&overlay, "h2").await;
-    let mut face = StreamFace::connect(near.address("alice")).await;
+    loses_nothing(StreamFace::connect(near.address("alice")).await).await;
+    loses_nothing(StreamFace::connect_locally(&overlay.dir().join("alice.sock")).await).await;
+    for node in [&near, &far] {
+        assert!(node.peak_memory().unwrap() < 120 << 20, "{}", node.name());
+    }
+}
+
+async fn loses_nothing(mut face: StreamFace<impl AsyncRead + AsyncWrite + Unpin>) {
     // 20 MB of Data are asked for before any is read.
     const COUNT: usize = 3000;
-    let (mut read, mut write) = face.stream.into_split();
+    let (mut read, mut write) = tokio::io::split(face.stream);
     let asking = async {
         for number in 0..COUNT {
             write.write_all(&Interest::new(name(&format!("/org/test/seg={number}"))).encode()).await.unwrap();
@@ -261,9 +282,47 @@ async fn a_slow_consumer_slows_its_producer_and_loses_nothing() {
         }
     };
     tokio::join!(asking, reading);
-    for node in [&near, &far] {
-        assert!(node.peak_memory().unwrap() < 120 << 20, "{}", node.name());
-    }
+}
+
+/// A Unix socket survives a killed process, moves with the document, and goes with its listener.
+#[tokio::test]
+async fn a_unix_socket_follows_its_listener() {
+    const DOCUMENT: &str = "
+listeners: [{name: local, $AT, protocol: ndn, namespaces: {ORG: /org}}]
+routes: []
+";
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (first, second) = (overlay.dir().join("first.sock"), overlay.dir().join("second.sock"));
+    let at = |path: &Path| format!("unix: {}", path.display());
+    let draft = || overlay.node("local").document(DOCUMENT).with("AT", at(&first));
+    let killed = draft().start().await.unwrap();
+    killed.signal(Signal::SIGKILL).unwrap();
+    assert!(!killed.ended().await.success());
+    assert!(first.exists(), "a killed process removes nothing");
+    let mut node = draft().start().await.unwrap();
+    returns_an_interest(&first).await;
+    // Another process of the same machine cannot have it.
+    let rival = overlay.node("rival").document(DOCUMENT).with("AT", at(&first)).launch().unwrap();
+    rival.says(&format!("listening on {}: Address already in use", first.display())).await;
+    assert_eq!(rival.ended().await.code(), Some(1));
+    returns_an_interest(&first).await;
+
+    node.reload(DOCUMENT, &[("AT", at(&second))]).await.unwrap();
+    returns_an_interest(&second).await;
+    assert!(!first.exists(), "the file of a closed listener goes");
+    node.reload(DOCUMENT, &[("AT", format!("bind: '127.0.0.1:0', {}", at(&second)))]).await.unwrap();
+    returns_an_interest(&second).await;
+    StreamFace::connect(node.address("local")).await;
+    node.assert_sound();
+    assert!(node.end(Duration::from_secs(30)).unwrap().success());
+    assert!(!second.exists());
+}
+
+/// The node answers at the socket: no session leads anywhere.
+async fn returns_an_interest(path: &Path) {
+    let mut face = StreamFace::connect_locally(path).await;
+    face.send(&Interest::new(name("/com/x")).encode()).await;
+    assert_eq!(face.receive().await.nack, Some(NackReason::NoRoute));
 }
 
 #[tokio::test]

@@ -32,6 +32,7 @@ listeners:
 - {name: apps, bind: '$APPS', protocol: http}
 - {name: db, bind: '$DB', protocol: tcp, authority: 'DB:3306'}
 - {name: video, bind: '$VIDEO', protocol: udp, authority: 'VIDEO:5004'}
+- {name: ndn, unix: $FACE, protocol: ndn, namespaces: {ORG: /org}}
 routes:
 - {name: app, match: {authority: APP}, upstream: web}
 - {name: db, match: {kind: tcp}, terminate: {tcp: '$ECHO'}}
@@ -52,6 +53,7 @@ struct ProcessSequence {
     video: SocketAddr,
     admin: SocketAddr,
     socket: PathBuf,
+    face: PathBuf,
     web: Origin,
     echo: Origin,
     udp: UdpEcho,
@@ -71,14 +73,15 @@ impl ProcessSequence {
         let host = std::net::Ipv4Addr::from(host);
         let [apps, db, video, admin] = [(); 4].map(|()| hermes_testkit::port::reserve(host));
         let socket = overlay.dir().join("takeover.sock");
-        Self { overlay, apps, db, video, admin, socket, web, echo, udp }
+        let face = overlay.dir().join("face.sock");
+        Self { overlay, apps, db, video, admin, socket, face, web, echo, udp }
     }
 
     fn draft(&self, process: &str, workers: usize) -> Draft<'_> {
         let draft = self.overlay.node("edge").called(process).admin(self.admin).document(DOCUMENT);
         let draft = draft.with("APPS", self.apps).with("DB", self.db).with("VIDEO", self.video);
         let draft = draft.with("WEB", self.web.address()).with("ECHO", self.echo.address());
-        let draft = draft.with("UDP", self.udp.address()).with("WORKERS", workers);
+        let draft = draft.with("UDP", self.udp.address()).with("WORKERS", workers).with("FACE", self.face.display());
         draft.args(&["--takeover", self.socket.to_str().unwrap()])
     }
 
@@ -116,6 +119,7 @@ async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
     let mut retired = Vec::new();
     for number in 1..=10u64 {
         traffic.progress(1).await;
+        let face = UnixStream::connect(&dynasty.face).unwrap();
         // As many, fewer and more workers than the predecessor.
         let workers = [2, 1, 3, 1, 2][number as usize % 5];
         let successor = dynasty.start(&format!("edge-{number}"), workers).await;
@@ -127,6 +131,7 @@ async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
         for tunnels in &lasting {
             tunnels.progress(1).await;
         }
+        drop(face);
     }
     traffic.progress(2).await;
     let report = traffic.finish().await;

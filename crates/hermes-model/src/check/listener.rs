@@ -1,7 +1,7 @@
 //! Checks a listener.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -25,6 +25,9 @@ const MAX_INTERCEPTION_RULES: usize = 256;
 
 /// The target of the sessions of an `ndn` listener that names none: NDN's port is 6363.
 const NDN_AUTHORITY: &str = "NDN:6363";
+
+/// The longest path of a Unix socket (unix(7): 108 bytes with the final zero).
+const MAX_UNIX_PATH: usize = 107;
 
 /// Builds a listener; `None` if an essential part is missing.
 pub(super) fn build(
@@ -54,15 +57,21 @@ pub(super) fn build(
         report.warning(format!("{at}.trust"), message);
     }
     let protocol = protocol(section, at, context, report);
+    let unix = section.unix.as_deref().filter(|_| section.protocol == Protocol::Ndn);
+    if unix.is_some_and(|path| !path.starts_with('/') || path.len() > MAX_UNIX_PATH || path.contains('\0')) {
+        let message = format!("invalid path of a Unix socket; use an absolute path of at most {MAX_UNIX_PATH} bytes");
+        report.problem(format!("{at}.unix"), message);
+    }
     let has_port = !matches!(section.protocol, Protocol::Tun | Protocol::Transparent);
     let binds = has_port && section.dial.is_none();
-    if binds && section.bind.is_none() {
+    if binds && section.bind.is_none() && unix.is_none() {
         report.problem(format!("{at}.bind"), "missing address; add bind: ADDRESS:PORT, such as 127.0.0.1:8080");
         return None;
     }
     Some(Listener {
         name: Arc::from(section.name.as_str()),
         bind: section.bind.filter(|_| binds).map(|bind| bind.0),
+        unix: unix.map(|path| Arc::from(Path::new(path))),
         dial: section.dial.as_deref().map(Arc::from),
         protocol: protocol?,
         set_headers,
@@ -97,6 +106,7 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let named = matches!(section.protocol, Protocol::Tcp | Protocol::Udp | Protocol::Ndn);
     only("authority", section.authority.is_some(), named, "protocol tcp, udp or ndn");
     let ndn = section.protocol == Protocol::Ndn;
+    only("unix", section.unix.is_some(), ndn, "protocol ndn");
     only("namespaces", !section.namespaces.is_empty(), ndn, "protocol ndn");
     only("content", !section.content.is_empty(), ndn, "protocol ndn");
     only("signing-key", section.signing_key.is_some(), ndn, "protocol ndn");

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::report::Report;
@@ -17,7 +18,15 @@ pub(super) fn binds(head: &Document, listeners: &[(usize, Arc<Listener>)], repor
     if let Some(admin) = head.admin.filter(|admin| admin.0.port() != 0) {
         bound.insert((PortKind::Tcp, admin.0), "admin".to_owned());
     }
+    let mut paths: HashMap<&Path, String> = HashMap::new();
     for (at, listener) in listeners {
+        if let Some(path) = listener.unix.as_deref() {
+            let owner = format!("listeners[{at}] ({})", listener.name);
+            if let Some(first) = paths.insert(path, owner) {
+                let message = format!("{} is already bound by {first}; use another path", path.display());
+                report.problem(format!("listeners[{at}].unix"), message);
+            }
+        }
         let Some(bind) = listener.bind.filter(|bind| bind.port() != 0) else { continue };
         if let Some(owner) = listener.ports().iter().find_map(|kind| bound.get(&(*kind, bind))) {
             report.problem(

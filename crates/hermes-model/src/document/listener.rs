@@ -86,6 +86,9 @@ pub struct Listener {
     /// Intercept UDP flows, too (`transparent`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub udp: bool,
+    /// Absolute path of a Unix socket, beside `bind` or instead of it (`ndn`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unix: Option<String>,
     /// Prefixes of NDN names, by the name of their namespace (`ndn`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub namespaces: BTreeMap<String, OneOrMany<NdnName>>,

@@ -1,7 +1,7 @@
 //! Listeners of a snapshot: ports, devices and what each accepts.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::{HeaderName, HeaderValue};
@@ -18,6 +18,8 @@ pub struct Listener {
     pub name: Arc<str>,
     /// Address to bind; `None` if the listener binds none.
     pub bind: Option<SocketAddr>,
+    /// Unix socket, beside the address or instead of it.
+    pub unix: Option<Arc<Path>>,
     /// A listener with `dial` serves on connections that the node itself opens to the endpoints of this upstream.
     pub dial: Option<Arc<str>>,
     /// Protocol that clients speak.
@@ -117,7 +119,7 @@ pub enum ListenerProtocol {
     Ip(IpListener),
     /// Connections to other hosts, intercepted on their way: each becomes CONNECT to its destination address.
     Transparent(Transparent),
-    /// NDN packets over UDP and TCP: the packets of a namespace become CONNECT to this authority.
+    /// NDN packets over UDP, TCP and Unix sockets: the packets of a namespace become CONNECT to this authority.
     Ndn(Ndn),
     /// Flows that neighbours of a DIF request (RINA): each becomes CONNECT to the authority that its names contain.
     Rina(DifMembership),

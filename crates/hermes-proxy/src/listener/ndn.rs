@@ -1,4 +1,4 @@
-//! NDN listeners: a forwarder on this machine sends its packets to the node, over UDP or TCP.
+//! NDN listeners: a forwarder on this machine sends its packets to the node, over UDP, TCP or a Unix socket.
 //!
 //! In: packets of a face. Out: for each namespace of a face a session, CONNECT to the listener's authority with the
 //! headers `hermes-service` and `hermes-namespace`. The longest prefix of a packet's name selects the namespace. An
@@ -27,10 +27,11 @@ use hermes_ndn::packet::{INTEREST, name_of};
 use hermes_ndn::{MAX_PACKET, Name};
 use hermes_net::udp::{self, UdpSocket};
 use http::{HeaderName, HeaderValue};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use self::content::ContentOffer;
-use super::{Ending, Ready, flow_table, open, trust_by_address};
+use super::{Ending, flow_table, open, trust_by_address};
 use crate::request::{Origin, Rejected, Request, from_flow};
 use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
@@ -204,12 +205,17 @@ async fn serve_namespace(face: Rc<Face>, namespace: Arc<str>, packets: mpsc::Rec
     }
 }
 
-/// Serves a TCP connection of a forwarder until it ends.
-pub(super) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, ndn: &Ndn, ready: Ready) {
+/// Serves a connection of a forwarder until it ends.
+pub(super) async fn serve(
+    worker: &Rc<Worker>,
+    connection: &Rc<Connection>,
+    ndn: &Ndn,
+    io: impl AsyncRead + AsyncWrite,
+    whose: (SocketAddr, Trust),
+) {
     let (to_face, mut queue) = mpsc::channel(QUEUE_PACKETS);
-    let whose = (ready.source, ready.trust);
     let face = Face::new(worker, (&connection.listener, ndn), whose, Some(connection.clone()), to_face);
-    let (mut read, mut write) = tokio::io::split(ready.io);
+    let (mut read, mut write) = tokio::io::split(io);
     let reading = read_packets(&mut read, async |frame| {
         let Ok(packet) = LpPacket::decode(frame) else {
             worker.shared.metrics.dropped("ndn-malformed", 1);

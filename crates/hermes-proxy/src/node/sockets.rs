@@ -7,6 +7,8 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 
 use hermes_model::limits::Limits;
@@ -14,13 +16,14 @@ use hermes_model::snapshot::{Action, Dispatch, Listener, ListenerProtocol, Route
 use hermes_net::fd_passing::LabelledFd;
 use hermes_net::quic::{self, ForwardSocket, Group};
 use hermes_net::transparent::{self, Diversion, Interception, Plan};
-use hermes_net::{host, reuseport, tcp, udp};
+use hermes_net::{host, reuseport, tcp, udp, unix};
 
 use super::Node;
 use crate::listener::{BoundSocket, ListeningSocket, Transport};
 use hermes_outbound::generation::BuildError;
 
-/// The identity of a socket: transport and address, and the listener's name if the system chose the port.
+/// The identity of a socket: transport and address, and the listener's name if the system chose the port. The name of a
+/// Unix socket is its path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SocketKey {
     pub(super) transport: Transport,
@@ -32,11 +35,22 @@ impl SocketKey {
     /// All sockets of a listener, in the order of binding.
     pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
         Transport::all_of(listener).iter().filter_map(|transport| {
-            // An interception binds no address, so its name identifies it.
-            let none = (*transport == Transport::Transparent).then_some(SocketAddr::from(([0; 4], 0)));
-            let bind = listener.bind.or(none)?;
-            Some(Self { transport: *transport, bind, name: (bind.port() == 0).then(|| listener.name.clone()) })
+            let named = |name| Self { transport: *transport, bind: SocketAddr::from(([0; 4], 0)), name: Some(name) };
+            match transport {
+                Transport::Transparent => Some(named(listener.name.clone())),
+                Transport::Unix => Some(named(listener.unix.as_ref()?.to_str()?.into())),
+                _ => {
+                    let bind = listener.bind?;
+                    let name = (bind.port() == 0).then(|| listener.name.clone());
+                    Some(Self { transport: *transport, bind, name })
+                }
+            }
         })
+    }
+
+    /// The path of a Unix socket.
+    pub(super) fn path(&self) -> Option<&Arc<str>> {
+        self.name.as_ref().filter(|_| self.transport == Transport::Unix)
     }
 
     fn is_tcp(&self) -> bool {
@@ -53,6 +67,7 @@ impl SocketKey {
             Transport::Ndn => "ndn",
             Transport::Rina => "rina",
             Transport::Transparent => "transparent",
+            Transport::Unix => "unix",
         };
         match &self.name {
             Some(name) => format!("{protocol}/{}/{name}", self.bind),
@@ -64,6 +79,9 @@ impl SocketKey {
 /// The form for messages.
 impl fmt::Display for SocketKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = self.path() {
+            return f.write_str(path);
+        }
         let over = match self.transport {
             Transport::Tcp => "TCP",
             Transport::Udp => "UDP",
@@ -72,6 +90,7 @@ impl fmt::Display for SocketKey {
             Transport::Ndn => "UDP (NDN)",
             Transport::Rina => "UDP (RINA)",
             Transport::Transparent => return f.write_str("an interception (TPROXY, NFQUEUE)"),
+            Transport::Unix => "a Unix socket",
         };
         write!(f, "{} over {over}", self.bind)
     }
@@ -85,30 +104,34 @@ pub(super) enum Socket {
     Dns(std::net::UdpSocket),
     Ndn(std::net::UdpSocket),
     Rina(std::net::UdpSocket),
+    /// One for all workers, and its path: the system may know the path of a replaced file only.
+    Unix(UnixListener, Arc<str>),
     /// A worker's slot of an interception.
     Transparent(Arc<Interception>, usize),
 }
 
 impl Socket {
-    /// Opens a socket. Not for QUIC and interceptions, whose sockets form a group.
+    /// Opens a socket. Not for QUIC and interceptions, whose sockets form a group, nor for Unix sockets.
     fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
         Ok(match transport {
             Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
             Transport::Dns => Socket::Dns(udp::listen(address)?),
             Transport::Ndn => Socket::Ndn(udp::listen(address)?),
             Transport::Rina => Socket::Rina(udp::listen(address)?),
-            Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(udp::listen(address)?),
+            Transport::Udp | Transport::Quic | Transport::Transparent | Transport::Unix => {
+                Socket::Udp(udp::listen(address)?)
+            }
         })
     }
 
-    /// Wraps an inherited socket. Not for QUIC either.
+    /// Wraps an inherited socket. Not for the others either.
     fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
         match transport {
             Transport::Tcp => Socket::Tcp(fd.into()),
             Transport::Dns => Socket::Dns(fd.into()),
             Transport::Ndn => Socket::Ndn(fd.into()),
             Transport::Rina => Socket::Rina(fd.into()),
-            Transport::Udp | Transport::Quic | Transport::Transparent => Socket::Udp(fd.into()),
+            Transport::Udp | Transport::Quic | Transport::Transparent | Transport::Unix => Socket::Udp(fd.into()),
         }
     }
 
@@ -125,6 +148,7 @@ impl Socket {
             | Socket::Dns(_)
             | Socket::Ndn(_)
             | Socket::Rina(_)
+            | Socket::Unix(..)
             | Socket::Transparent(..) => None,
         }
     }
@@ -140,7 +164,7 @@ impl Socket {
                 socket.local_addr()
             }
             Socket::Quic(group, _) => Ok(group.address()),
-            Socket::Transparent(..) => Err(std::io::ErrorKind::AddrNotAvailable.into()),
+            Socket::Unix(..) | Socket::Transparent(..) => Err(std::io::ErrorKind::AddrNotAvailable.into()),
         }
     }
 
@@ -153,17 +177,21 @@ impl Socket {
             Socket::Dns(socket) => BoundSocket::Dns(socket.try_clone()?),
             Socket::Ndn(socket) => BoundSocket::Ndn(socket.try_clone()?),
             Socket::Rina(socket) => BoundSocket::Rina(socket.try_clone()?),
+            Socket::Unix(socket, _) => BoundSocket::Unix(socket.try_clone()?),
             Socket::Transparent(interception, slot) => BoundSocket::Transparent(interception.clone(), *slot),
         })
     }
 
     /// Prepares the close: flows of a UDP listener continue on sockets of their own. An interception takes no more
-    /// connections.
+    /// connections. The file of a Unix socket goes.
     pub(super) fn make_way(&self) {
         if let Socket::Transparent(interception, 0) = self
             && let Err(error) = interception.change(&Plan::default())
         {
             tracing::warn!(%error, "an interception continues until its connections have ended");
+        }
+        if let Socket::Unix(_, path) = self {
+            unix::remove(Path::new(&**path));
         }
         if let Socket::Udp(socket) = self
             && let Err(error) = udp::let_others_bind(socket)
@@ -180,6 +208,7 @@ impl Socket {
             Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) | Socket::Rina(socket) => {
                 add(label.to_owned(), socket.try_clone()?.into())
             }
+            Socket::Unix(socket, _) => add(label.to_owned(), socket.try_clone()?.into()),
             Socket::Quic(group, 0) => {
                 group.duplicate()?.into_iter().for_each(|fd| add(label.to_owned(), fd));
                 group
@@ -233,6 +262,7 @@ impl Node {
             }
             let sockets = match &snapshot.listeners[index].protocol {
                 ListenerProtocol::Transparent(transparent) => self.intercept(&plan(transparent, &snapshot.limits)),
+                _ if key.transport == Transport::Unix => self.open_unix(&key),
                 _ => self.open(&key, snapshot.dispatch, &opened),
             };
             match sockets {
@@ -240,6 +270,10 @@ impl Node {
                 Err(error) if key.transport == Transport::Transparent => faults.push(BuildError {
                     path: format!("listeners[{index}]"),
                     reason: format!("{key}: {error}. {}", transparent::remedy(&error)),
+                }),
+                Err(error) if key.transport == Transport::Unix => faults.push(BuildError {
+                    path: format!("listeners[{index}].unix"),
+                    reason: format!("listening on {key}: {error}. {}", unix::remedy(&error)),
                 }),
                 Err(error) => faults.push(BuildError {
                     path: format!("listeners[{index}].bind"),
@@ -256,6 +290,14 @@ impl Node {
         let interception = Arc::new(Interception::open(self.workers.len(), plan, diversion)?);
         let slots = 0..interception.workers();
         Ok(slots.map(|slot| Socket::Transparent(interception.clone(), slot)).collect())
+    }
+
+    /// Opens a Unix socket, or takes the inherited one.
+    fn open_unix(&mut self, key: &SocketKey) -> std::io::Result<Vec<Socket>> {
+        let inherited = self.inherited.remove(&key.label()).into_iter().flatten().next();
+        let path = key.path().ok_or(std::io::ErrorKind::InvalidInput)?.clone();
+        let listener = inherited.map_or_else(|| unix::listen_for_group(Path::new(&*path)), |fd| Ok(fd.into()))?;
+        Ok(vec![Socket::Unix(listener, path)])
     }
 
     fn divert(&mut self) -> std::io::Result<Arc<Diversion>> {
@@ -445,11 +487,8 @@ pub(super) fn deal(
     for_worker: &mut [Vec<ListeningSocket>],
 ) -> Result<(), Vec<BuildError>> {
     let workers = for_worker.len();
-    let deals = if dispatch == Dispatch::Exclusive && transport == Transport::Tcp {
-        workers.max(sockets.len())
-    } else {
-        sockets.len()
-    };
+    let is_shared = transport == Transport::Unix || (dispatch == Dispatch::Exclusive && transport == Transport::Tcp);
+    let deals = if is_shared { workers.max(sockets.len()) } else { sockets.len() };
     for (number, socket) in sockets.iter().cycle().take(deals).enumerate() {
         let socket = socket
             .share()

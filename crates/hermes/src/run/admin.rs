@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hermes_net::fd_passing::LabelledFd;
-use hermes_net::lock::listen_privately;
+use hermes_net::unix::listen_privately;
 use hermes_proxy::{Node, admin};
 use tokio::task::JoinSet;
 
