@@ -78,6 +78,7 @@ bench-pep: release setup ## connections split on a router (root), beside HAProxy
 bench-ndn: release setup ## NDN files over a slow link and through an overlay, and by HTTP (root): bench/results
 	mkdir -p bench/results
 	$(TARGET)/release/hermes demo ndn --full --json > bench/results/ndn.json
+	$(TARGET)/release/hermes demo ndn --full --repeats 3 --json --forwarder "node $(TARGET)/tools/ndnts/forwarder.mjs" > bench/results/ndn-forwarder.json
 	$(CARGO) run --release -p hermes-bench -- gateway --out bench/results --hermes $(TARGET)/release/hermes --target $(TARGET)
 
 bench-video: release setup ## the video case, 30 runs

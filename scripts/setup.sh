@@ -36,6 +36,8 @@ need systemd-analyze systemd
 need man man-db
 need objcopy binutils
 need chromium chromium
+need node nodejs
+need npm npm
 
 if [ ${#missing[@]} -gt 0 ]; then
   list=$(printf '%s\n' "${missing[@]}" | sort -u | tr '\n' ' ')
@@ -67,6 +69,17 @@ for package in aioquic pycurl python-ndn; do
       || { echo "setup: MISSING $package; see $tools/$package.log"; tail -n 3 "$tools/$package.log"; }
   fi
 done
+
+# NDNts, a forwarder of NDN. Its packages must be of one release.
+ndnts=0.0.20250307
+mkdir -p "$tools/ndnts"
+cp crates/hermes-testkit/src/ndnts/forwarder.mjs "$tools/ndnts/"
+if [ ! -d "$tools/ndnts/node_modules/@ndn/fw" ]; then
+  echo "setup: installing NDNts"
+  npm install --prefix "$tools/ndnts" --no-fund --no-audit --no-save "@ndn/fw@$ndnts" "@ndn/l3face@$ndnts" \
+    "@ndn/node-transport@$ndnts" "@ndn/packet@$ndnts" >"$tools/ndnts.log" 2>&1 \
+    || { echo "setup: MISSING NDNts; see $tools/ndnts.log"; tail -n 3 "$tools/ndnts.log"; }
+fi
 
 # h2spec, the conformance suite of HTTP/2.
 if [ ! -x "$tools/h2spec" ]; then

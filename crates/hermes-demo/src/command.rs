@@ -99,6 +99,10 @@ enum Case {
         /// Fetch all four files of the paper 20 times, and 10000 short ones: takes two and a half hours
         #[arg(long)]
         full: bool,
+        /// Put a forwarder at both ends of each way: its command, which gets the address at which it serves programs over
+        /// TCP and UDP, and the face to which Interests go
+        #[arg(long, value_name = "COMMAND")]
+        forwarder: Option<String>,
         /// Print the result as JSON
         #[arg(long)]
         json: bool,
@@ -233,13 +237,14 @@ impl Demo {
                 let phase = Duration::from_secs(seconds);
                 ip::run(&ip::Options { protocol, phase, runs: runs.into(), json, picture, files })
             }
-            Some(Case::Ndn { sizes, repeats, policy_fetches, full, json, picture, files }) => {
+            Some(Case::Ndn { sizes, repeats, policy_fetches, full, forwarder, json, picture, files }) => {
                 let (default_sizes, default_repeats, default_fetches) =
                     if full { (SIZES.to_vec(), 20, 10_000) } else { (SIZES[..2].to_vec(), 5, 400) };
                 ndn::run(&ndn::Options {
                     sizes: sizes.unwrap_or(default_sizes),
                     repeats: repeats.unwrap_or(default_repeats),
                     policy_fetches: policy_fetches.unwrap_or(default_fetches),
+                    forwarder: forwarder.unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
                     json,
                     picture,
                     files,

@@ -7,6 +7,7 @@
 
 mod consumer;
 mod figures;
+mod forwarders;
 mod lab;
 mod nodes;
 mod picture;
@@ -38,6 +39,8 @@ pub(crate) struct Options {
     pub(crate) repeats: u32,
     /// Empty files fetched by two users in two namespaces, on each version of HTTP.
     pub(crate) policy_fetches: u32,
+    /// The command of a forwarder that others wrote, for both ends of each way; empty means none.
+    pub(crate) forwarder: Vec<String>,
     /// JSON instead of tables.
     pub(crate) json: bool,
     /// The output file of the picture (SVG).
@@ -62,7 +65,7 @@ async fn show(options: &Options, directory: &Path) -> anyhow::Result<ExitCode> {
     let progress = Progress::begin();
     let played = run::play(options, directory, &progress).await?;
     drop(progress);
-    let figures = Figures::of(&played);
+    let figures = Figures::of(&played, &options.forwarder);
     let seconds = begun.elapsed().as_secs_f64();
     // The report comes first: an error of the picture's path must not suppress it.
     print(&if options.json { figures.json()? } else { figures.text(Paint::for_stdout(), seconds) });

@@ -4,9 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// Maximum number of connections that the kernel queues until they are accepted. Also limited by `somaxconn`.
@@ -68,6 +70,58 @@ pub(crate) fn tune(socket: SockRef<'_>) {
 /// peer would assume that they were.
 pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}
+
+/// Keeps urgent data (RFC 6093) in the stream. Otherwise, the kernel removes its byte, and a program that expects none
+/// never receives it.
+pub fn keep_urgent_in_band(stream: &TcpStream) {
+    let _ = SockRef::from(stream).set_out_of_band_inline(true);
+}
+
+/// The request of ioctl(2) that sockatmark(3) makes (asm-generic/sockios.h), which the libc crate lacks.
+const SIOCATMARK: libc::c_ulong = 0x8905;
+
+/// Whether the next byte to read is urgent. A read ends before it.
+#[allow(unsafe_code)]
+pub fn is_at_urgent(stream: &TcpStream) -> bool {
+    let mut is_there: libc::c_int = 0;
+    // SAFETY: the call writes one int, to which the pointer leads.
+    unsafe { libc::ioctl(stream.as_raw_fd(), SIOCATMARK as _, &raw mut is_there) == 0 && is_there != 0 }
+}
+
+/// Reads bytes that have arrived, at most `most`, whatever the runtime knows of them. `None`: there are none. Empty: the
+/// peer has ended its direction.
+///
+/// # Errors
+/// The connection is broken.
+pub fn read_arrived(stream: &TcpStream, most: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::with_capacity(most);
+    match SockRef::from(stream).recv(bytes.spare_capacity_mut()) {
+        Ok(count) => {
+            // SAFETY: the call has written that many bytes.
+            #[allow(unsafe_code)]
+            unsafe {
+                bytes.set_len(count);
+            }
+            Ok(Some(bytes))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Sends one byte as urgent data.
+///
+/// # Errors
+/// The connection is broken.
+pub fn poll_send_urgent(stream: &TcpStream, byte: u8, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    loop {
+        ready!(stream.poll_write_ready(cx))?;
+        match stream.try_io(Interest::WRITABLE, || SockRef::from(stream).send_out_of_band(&[byte])) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return Poll::Ready(other.map(drop)),
+        }
+    }
 }
 
 /// Closes a connection whose peer accepts no data for this long, although it acknowledges probes (TCP_USER_TIMEOUT).

@@ -22,6 +22,7 @@ pub mod link;
 pub mod listener_client;
 pub mod load;
 pub mod multiplex;
+pub mod ndnts;
 pub mod netns;
 pub mod origin;
 pub mod overlay;

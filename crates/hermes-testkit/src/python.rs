@@ -112,19 +112,24 @@ pub async fn serve(script: Script, tools: &Path, identity: &Identity, dir: &Path
 /// # Errors
 /// The errors of [`serve`].
 pub async fn start(script: Script, tools: &Path, args: &[&str]) -> Result<Server> {
-    let mut child = command(script, tools, args).spawn().map_err(Error::io("running python3"))?;
+    let child = command(script, tools, args).spawn().map_err(Error::io("running python3"))?;
+    listening(script.name, child).await
+}
+
+/// Waits until a program prints its port.
+pub(crate) async fn listening(name: &'static str, mut child: Child) -> Result<Server> {
     let mut line = String::new();
     if let Some(stdout) = child.stdout.take() {
         let mut lines = BufReader::new(stdout);
-        in_time(script.name, lines.read_line(&mut line)).await.map_err(Error::io(script.name))?;
+        in_time(name, lines.read_line(&mut line)).await.map_err(Error::io(name))?;
     }
     match line.trim().parse() {
         Ok(port) => Ok(Server { port, _child: child }),
         Err(_) => {
             // A script that cannot start ends immediately.
-            let output = child.wait_with_output().await.map_err(Error::io(script.name))?;
+            let output = child.wait_with_output().await.map_err(Error::io(name))?;
             let output = String::from_utf8_lossy(&output.stderr).into_owned();
-            Err(Error::Command { command: script.name.to_owned(), output })
+            Err(Error::Command { command: name.to_owned(), output })
         }
     }
 }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
+use hermes_net::tcp;
 use hermes_wire::{capsule, connect_ip};
 
 use crate::error::Error;
@@ -42,6 +43,11 @@ impl EarlyReader for ByteStream {
     }
 
     fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
+        // Urgent data is left to the relay, which counts it. The caller waits for the response as well, so no waker is
+        // registered.
+        if self.spliceable().is_some_and(tcp::is_at_urgent) {
+            return Poll::Pending;
+        }
         self.poll_read(cx).map_ok(|chunk| chunk.map(counted))
     }
 }

@@ -63,6 +63,12 @@ pub struct ReasonLabels {
     pub reason: &'static str,
 }
 
+/// The label of urgent bytes: `urgent` or `in-band`.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct CarriedLabels {
+    pub carried: &'static str,
+}
+
 /// The label of bytes in custody: the storage tier, `memory` or `disk`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct HeldLabels {
@@ -141,6 +147,7 @@ pub struct Metrics {
     pub quic_sent: Counter,
     pub quic_lost: Counter,
     pub datagrams_dropped: Family<ReasonLabels, Counter>,
+    tcp_urgent: Family<CarriedLabels, Counter>,
     pub retries: Counter,
     pub custody_replays: Counter,
     pub custody_joins: Counter,
@@ -193,6 +200,7 @@ impl Default for Metrics {
             quic_sent: Counter::default(),
             quic_lost: Counter::default(),
             datagrams_dropped: Family::default(),
+            tcp_urgent: Family::default(),
             retries: Counter::default(),
             custody_replays: Counter::default(),
             custody_joins: Counter::default(),
@@ -299,6 +307,7 @@ impl Metrics {
             self.quic_forwarded.clone(),
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
+        registry.register("tcp_urgent", "Urgent bytes of TCP, by how they left", self.tcp_urgent.clone());
         registry.register("retries", "Retried requests", self.retries.clone());
         self.register_treatments(registry);
         registry.register("upstream_connects", "Connections opened", self.upstream_connects.clone());
@@ -396,6 +405,12 @@ impl Metrics {
     /// Counts dropped datagrams.
     pub fn dropped(&self, reason: &'static str, count: u64) {
         self.datagrams_dropped.get_or_create(&ReasonLabels { reason }).inc_by(count);
+    }
+
+    /// Counts an urgent byte, which stays urgent or becomes an ordinary one.
+    pub fn urgent(&self, stays_urgent: bool) {
+        let carried = if stays_urgent { "urgent" } else { "in-band" };
+        self.tcp_urgent.get_or_create(&CarriedLabels { carried }).inc();
     }
 
     /// Renders all metrics as Prometheus (OpenMetrics) text.

@@ -16,7 +16,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use hermes_net::quic::path_monitor::PathMonitor;
-use hermes_net::{Io, quic};
+use hermes_net::{Io, quic, tcp};
 use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 
@@ -36,7 +36,14 @@ const TLS_CHUNK: usize = 16 << 10;
 pub enum ByteStream {
     /// A socket. `ahead` are bytes that were already read from it. `_lease` counts the connection towards the limit of
     /// its endpoint; `None` for a connection without such a limit.
-    Io { io: Io, ahead: Bytes, buffer: BytesMut, most: usize, _lease: Option<Box<dyn StreamLease>> },
+    Io {
+        io: Io,
+        ahead: Bytes,
+        buffer: BytesMut,
+        most: usize,
+        is_http_tunnel: bool,
+        _lease: Option<Box<dyn StreamLease>>,
+    },
     /// A multiplexed stream of HTTP/2 or HTTP/3. `datagrams` are the HTTP datagrams of its request; `None` if the
     /// request has none, or once they were taken.
     Multiplexed {
@@ -79,11 +86,23 @@ pub trait BoxedStream {
 impl ByteStream {
     /// Returns the stream of a socket to an endpoint. `lease` counts the connection towards the endpoint's limit.
     pub fn leased_io(io: Io, ahead: Bytes, lease: Box<dyn StreamLease>) -> Self {
-        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _lease: Some(lease) }
+        Self::of_io(io, ahead, false, Some(lease))
     }
 
     pub fn io(io: Io, ahead: Bytes) -> Self {
-        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, _lease: None }
+        Self::of_io(io, ahead, false, None)
+    }
+
+    /// Returns the stream of a tunnel that an HTTP/1.1 request has opened on a connection.
+    pub fn http_tunnel(io: Io, ahead: Bytes, lease: Option<Box<dyn StreamLease>>) -> Self {
+        Self::of_io(io, ahead, true, lease)
+    }
+
+    fn of_io(io: Io, ahead: Bytes, is_http_tunnel: bool, lease: Option<Box<dyn StreamLease>>) -> Self {
+        if let Io::Plain(tcp) = &io {
+            tcp::keep_urgent_in_band(tcp);
+        }
+        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, is_http_tunnel, _lease: lease }
     }
 
     pub fn multiplexed(recv: Receiver, send: Sender, lease: Option<Box<dyn StreamLease>>) -> Self {
@@ -163,10 +182,20 @@ impl ByteStream {
         }
     }
 
-    /// Returns the socket of the stream if the kernel can move its bytes: plain TCP, without bytes that were read ahead.
+    /// Returns the socket of the stream if the next byte to read is on plain TCP: no TLS, and no bytes that were read
+    /// ahead. The kernel can move its bytes.
     pub fn spliceable(&self) -> Option<&TcpStream> {
         match self {
             ByteStream::Io { io: Io::Plain(tcp), ahead, .. } if ahead.is_empty() => Some(tcp),
+            _ => None,
+        }
+    }
+
+    /// Returns the socket of the stream if its peer receives urgent data as such. A proxy at the end of an HTTP tunnel may
+    /// lose it.
+    pub fn takes_urgent(&self) -> Option<&TcpStream> {
+        match self {
+            ByteStream::Io { io: Io::Plain(tcp), is_http_tunnel: false, .. } => Some(tcp),
             _ => None,
         }
     }
@@ -256,7 +285,7 @@ impl ByteStream {
     /// Resets the stream with this reason, if its protocol has a code for it.
     pub fn abort_as(&mut self, reset: Reset) {
         match self {
-            ByteStream::Io { io, .. } => hermes_net::tcp::reset_on_close(io.tcp()),
+            ByteStream::Io { io, .. } => tcp::reset_on_close(io.tcp()),
             ByteStream::Multiplexed { send, .. } => send.reset(reset),
             ByteStream::Boxed(stream) => stream.abort(),
         }

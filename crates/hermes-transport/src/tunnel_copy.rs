@@ -3,16 +3,18 @@
 //! In: two byte streams and their session. Out: bytes in order. A clean end of one stream's receiving direction cleanly
 //! ends the sending direction of the other stream (half-close). A failure of one stream resets both. Both directions
 //! are polled together, so that a tunnel is one future with one owner. At most one chunk is buffered in each direction.
-//! Between two plain TCP sockets, bulk data does not leave the kernel (`hermes_net::splice`).
+//! Between two plain TCP sockets, bulk data does not leave the kernel (`hermes_net::splice`), and urgent data stays
+//! urgent. In an HTTP tunnel, urgent data becomes an ordinary byte of the stream.
 
 use std::future::Future as _;
 use std::io;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::Kind;
 use hermes_net::splice::{MoveError, Pipe};
+use hermes_net::tcp;
 
 use crate::datagram::CLOSE_TIMEOUT;
 use crate::error::Error;
@@ -30,6 +32,8 @@ enum State {
     /// The kernel moves the bytes from socket to socket.
     Splicing,
     Writing,
+    /// The chunk is one byte, which is sent as urgent data.
+    WritingUrgent,
     Flushing,
     Finishing,
     /// The sink wants no more bytes, which is no error. The source is still read, because closing a socket with unread
@@ -50,6 +54,8 @@ struct Direction {
     pipe: Option<Pipe>,
     /// The last read filled its buffer, so that more bytes are likely.
     is_bulk: bool,
+    /// Urgent data has ended a read, so the runtime does not know whether more bytes have arrived.
+    is_after_urgent: bool,
 }
 
 /// The side of a tunnel that failed, and its error.
@@ -126,7 +132,7 @@ fn poll_broken_off(
     up: &mut Direction,
     down: &Direction,
 ) -> Poll<Failure> {
-    if matches!(up.state, State::Done | State::Writing)
+    if matches!(up.state, State::Done | State::Writing | State::WritingUrgent)
         && let Poll::Ready(error) = downstream.poll_reset(cx)
     {
         return Poll::Ready(Failure::Client(error));
@@ -157,12 +163,20 @@ fn named(failure: Failure, session: &Session) -> Error {
 
 impl Direction {
     fn new(from_client: bool) -> Self {
-        Self { state: State::Reading, chunk: Bytes::new(), from_client, pipe: None, is_bulk: false }
+        Self {
+            state: State::Reading,
+            chunk: Bytes::new(),
+            from_client,
+            pipe: None,
+            is_bulk: false,
+            is_after_urgent: false,
+        }
     }
 
     /// Bytes wait for the sink.
     fn is_blocked(&self) -> bool {
-        self.state == State::Writing || self.pipe.as_ref().is_some_and(|pipe| !pipe.is_empty())
+        matches!(self.state, State::Writing | State::WritingUrgent)
+            || self.pipe.as_ref().is_some_and(|pipe| !pipe.is_empty())
     }
 
     fn poll(
@@ -178,7 +192,17 @@ impl Direction {
         let mut turn = 0;
         while turn < CHUNKS_A_TURN {
             turn += 1;
+            if self.state == State::Reading
+                && let Some(next) = self.read_urgent(source, sink, session)
+            {
+                self.state = next.map_err(from_source)?;
+                continue;
+            }
             match self.state {
+                State::WritingUrgent => match self.poll_write_urgent(cx, sink, session).map_err(from_sink)? {
+                    Poll::Ready(next) => self.state = next,
+                    Poll::Pending => return Poll::Pending,
+                },
                 State::Reading => match source.poll_read(cx) {
                     Poll::Ready(Ok(Some(chunk))) => {
                         self.is_bulk = chunk.len() >= CHUNK;
@@ -193,18 +217,14 @@ impl Direction {
                     let before = self.chunk.len();
                     let written = sink.poll_write(cx, &mut self.chunk);
                     self.count(before - self.chunk.len(), session);
-                    let written = match written {
+                    self.state = match written {
                         Poll::Ready(Err(error)) if self.from_client && has_parted(&error) => {
                             self.chunk = Bytes::new();
-                            self.state = State::Discarding;
-                            continue;
+                            State::Discarding
                         }
-                        written => written.map_err(from_sink)?,
+                        Poll::Ready(written) => written.map(|()| State::Flushing).map_err(from_sink)?,
+                        Poll::Pending => return Poll::Pending,
                     };
-                    if written.is_pending() {
-                        return Poll::Pending;
-                    }
-                    self.state = State::Flushing;
                 }
                 State::Flushing => match sink.poll_flush(cx).map_err(from_sink)? {
                     Poll::Ready(()) => self.state = if self.is_bulk { State::Splicing } else { State::Reading },
@@ -245,6 +265,52 @@ impl Direction {
         Poll::Pending
     }
 
+    /// Reads urgent data, or what has arrived after it, and returns the next state. `None` if there is neither.
+    fn read_urgent(&mut self, source: &ByteStream, sink: &ByteStream, session: &Session) -> Option<io::Result<State>> {
+        let from = source.spliceable()?;
+        let is_urgent = tcp::is_at_urgent(from);
+        if !is_urgent && !self.is_after_urgent {
+            return None;
+        }
+        self.is_after_urgent = true;
+        let read = match tcp::read_arrived(from, if is_urgent { 1 } else { CHUNK }) {
+            Ok(Some(read)) => read,
+            Ok(None) => {
+                self.is_after_urgent = false;
+                return None;
+            }
+            Err(error) => return Some(Err(error)),
+        };
+        self.is_bulk = false;
+        self.chunk = Bytes::from(read);
+        let next = match (self.chunk.is_empty(), is_urgent) {
+            (true, _) => State::Finishing,
+            (false, false) => State::Writing,
+            (false, true) => {
+                let stays_urgent = sink.takes_urgent().is_some();
+                session.worker.shared.metrics.urgent(stays_urgent);
+                if stays_urgent { State::WritingUrgent } else { State::Writing }
+            }
+        };
+        Some(Ok(next))
+    }
+
+    /// Sends the chunk as urgent data, and returns the next state.
+    fn poll_write_urgent(
+        &mut self,
+        cx: &mut Context<'_>,
+        sink: &ByteStream,
+        session: &Session,
+    ) -> Poll<io::Result<State>> {
+        let (Some(to), Some(byte)) = (sink.takes_urgent(), self.chunk.first()) else {
+            return Poll::Ready(Ok(State::Writing));
+        };
+        ready!(tcp::poll_send_urgent(to, *byte, cx))?;
+        self.count(1, session);
+        self.chunk = Bytes::new();
+        Poll::Ready(Ok(State::Reading))
+    }
+
     /// Moves bytes from socket to socket, and sets the next state. An idle direction holds no pipe.
     fn splice(
         &mut self,
@@ -275,7 +341,8 @@ impl Direction {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(MoveError::Source(error))),
                 Poll::Pending => {
                     self.state = State::Reading;
-                    return Poll::Pending;
+                    // Urgent data ends a move, too.
+                    return if tcp::is_at_urgent(from) { Poll::Ready(Ok(())) } else { Poll::Pending };
                 }
             }
         }

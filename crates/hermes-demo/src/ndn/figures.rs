@@ -31,6 +31,9 @@ pub(super) struct Line {
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
     rate_bits_s: u64,
+    /// The command of the forwarders at both ends of each way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forwarder: Option<String>,
     pipeline: usize,
     pub(super) lines: Vec<Line>,
     policy_fetches: u32,
@@ -85,7 +88,7 @@ impl Line {
 }
 
 impl Figures {
-    pub(super) fn of(played: &Played) -> Self {
+    pub(super) fn of(played: &Played, forwarder: &[String]) -> Self {
         let sizes: BTreeSet<usize> = played.fetches.keys().map(|(size, _)| *size).collect();
         let ways = Way::DIRECT.into_iter().chain(Way::OVERLAYS);
         let keys = sizes.into_iter().flat_map(|size| ways.clone().map(move |way| (size, way)));
@@ -95,6 +98,7 @@ impl Figures {
         });
         Self {
             rate_bits_s: RATE,
+            forwarder: (!forwarder.is_empty()).then(|| forwarder.join(" ")),
             pipeline: PIPELINE,
             lines: lines.collect(),
             policy_fetches: played.policy_fetches,
@@ -123,6 +127,9 @@ impl Figures {
         ];
         let rows: Vec<Vec<String>> = self.lines.iter().map(Line::cells).collect();
         let landed = format!("{} of {}", grouped(self.landed.into()), grouped(self.policy_fetches.into()));
+        let forwarder = self.forwarder.as_ref();
+        let forwarder =
+            forwarder.map_or_else(String::new, |one| format!("  Both ends of each way have a forwarder: {one}\n"));
         let verdict = match &self.astray {
             None => paint.good("✓ everything arrived intact"),
             Some(why) => paint.bad(&format!("✗ {why}")),
@@ -131,7 +138,7 @@ impl Figures {
             "\n                                               ┌══▶ replica of alice, DEV\n  \
              consumers ──▶ {device} ══▶ {first} ══▶ {second} ══╪══▶ ... alice, TEST\n  \
              alice, bob    10 Mbit/s                      ╪══▶ ... bob, DEV\n                                               \
-             └══▶ ... bob, TEST\n\n{}\n{}\n  Interests that reached the replica of their user and namespace: {landed}\n  \
+             └══▶ ... bob, TEST\n\n{}{forwarder}\n{}\n  Interests that reached the replica of their user and namespace: {landed}\n  \
              {verdict} {}\n",
             paint.dim(
                 "  Packets of NDN travel as the bytes of HTTP tunnels. The first proxy reads which service they are, the\n  \

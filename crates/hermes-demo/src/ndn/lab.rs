@@ -22,6 +22,8 @@ const QUEUE: Duration = Duration::from_millis(250);
 pub(super) const REPLICAS: usize = 4;
 /// The port of the first producer; the others follow.
 const PRODUCER: u16 = 6363;
+/// The port of the forwarder before the first producer, if there is one.
+const FORWARDER: u16 = 6463;
 /// The port of the first replica's node; the others follow.
 const OVERLAY: u16 = 9443;
 
@@ -34,6 +36,16 @@ pub(super) struct Lab {
 /// The address at which a producer serves consumers without an overlay.
 pub(super) fn producer(replica: usize) -> SocketAddr {
     (NETWORK.ends(2)[1], PRODUCER + replica as u16).into()
+}
+
+/// The address of the forwarder before the first producer.
+pub(super) fn forwarder() -> SocketAddr {
+    (NETWORK.ends(2)[1], FORWARDER).into()
+}
+
+/// The address of the forwarder on the device before one of the ways.
+pub(super) fn device_forwarder(way: usize) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 7101 + way as u16).into()
 }
 
 /// The address at which the node before it reaches a standalone proxy (0 or 1).

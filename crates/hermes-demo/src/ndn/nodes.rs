@@ -83,8 +83,7 @@ fn second_proxy_document(way: Way) -> String {
     document + &upstreams
 }
 
-fn replica_document(number: usize) -> String {
-    let forwarder = lab::producer(number);
+fn replica_document(number: usize, forwarder: SocketAddr) -> String {
     let route = format!("- {{name: packets, match: {{kind: tcp}}, terminate: {{ndn: \"tcp://{forwarder}\"}}}}\n");
     let head = head(&format!("replica{number}"), "dependent", admin(number));
     [head, overlay_listener(lab::replica(number)), route].concat()
@@ -105,20 +104,27 @@ pub(super) fn issue_certificates(directory: &Path) -> anyhow::Result<()> {
     (0..REPLICAS).try_for_each(|replica| issue(&format!("replica{replica}"), &[], false))
 }
 
-/// Starts the overlay and waits until it is ready.
+/// Starts the overlay and waits until it is ready. `first_forwarder` serves the first replica, the producers themselves
+/// the others.
 ///
 /// # Errors
 /// A node does not start; the error has its last words.
-pub(super) async fn start(lab: &Lab, directory: &Path, way: Way) -> anyhow::Result<Vec<Program>> {
+pub(super) async fn start(
+    lab: &Lab,
+    directory: &Path,
+    way: Way,
+    first_forwarder: SocketAddr,
+) -> anyhow::Result<Vec<Program>> {
+    let forwarder = |replica| if replica == 0 { first_forwarder } else { lab::producer(replica) };
     let mut all: Vec<(String, &Namespace, SocketAddr, String)> = vec![
         ("device".to_owned(), lab.device(), admin(0), device_document(way)),
         ("proxy1".to_owned(), lab.proxy(0), admin(0), first_proxy_document(way)),
         ("proxy2".to_owned(), lab.proxy(1), admin(0), second_proxy_document(way)),
     ];
-    all.extend(
-        (0..REPLICAS)
-            .map(|replica| (format!("replica{replica}"), lab.server(), admin(replica), replica_document(replica))),
-    );
+    all.extend((0..REPLICAS).map(|replica| {
+        let document = replica_document(replica, forwarder(replica));
+        (format!("replica{replica}"), lab.server(), admin(replica), document)
+    }));
     let own = std::env::current_exe().context("the path of this program")?.display().to_string();
     let mut programs = Vec::new();
     for (name, place, _, document) in &all {

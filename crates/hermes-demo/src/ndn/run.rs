@@ -4,6 +4,7 @@
 //! without an overlay takes turns with the overlay of each version of HTTP. Never: two fetches at once on the slow link.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Context;
@@ -11,6 +12,7 @@ use hermes_ndn::Name;
 
 use super::Options;
 use super::consumer::{Consumer, Fetched};
+use super::forwarders::Forwarders;
 use super::lab::{self, Lab};
 use super::nodes::{self, NAMESPACES, USERS, replica_of};
 use super::producer::{self, Contents};
@@ -52,36 +54,63 @@ pub(super) async fn play(options: &Options, directory: &Path, progress: &Progres
     let contents = Contents::new();
     let _producers = producer::start(&lab, &contents)?;
     nodes::issue_certificates(directory)?;
+    let mut forwarders = Forwarders::new(&options.forwarder, directory);
+    let mut target = lab::producer(0);
+    if forwarders.are_used() {
+        forwarders.start(lab.server(), lab::forwarder(), &format!("tcp://{target}")).await?;
+        target = lab::forwarder();
+    }
     let (mut played, mut names) = (Played::default(), Names::default());
     for way in Way::OVERLAYS {
         progress.step(&format!("seven nodes with {}", way.name()));
-        let mut programs = nodes::start(&lab, directory, way).await?;
-        let measured = measure(options, &lab, &contents, way, &mut played, &mut names, progress).await;
+        let mut programs = nodes::start(&lab, directory, way, target).await?;
+        let faces = faces(&lab, way, target, &mut forwarders).await?;
+        let measured = measure(options, &lab, &contents, faces, &mut played, &mut names, progress).await;
         measured.map_err(|error| anyhow::anyhow!("{error:#}{}", last_words(&mut programs)))?;
+        forwarders.keep(1);
     }
     Ok(played)
+}
+
+/// Opens a face of the first user for each way: to the way itself, or to a forwarder before it.
+async fn faces(
+    lab: &Lab,
+    overlay: Way,
+    target: SocketAddr,
+    forwarders: &mut Forwarders,
+) -> anyhow::Result<Vec<(Way, Consumer)>> {
+    let device = lab.device();
+    let mut ways = vec![(overlay, "tcp", lab::device(0)), (Way::Udp, "udp", target)];
+    if overlay == Way::OVERLAYS[0] {
+        ways.push((Way::Tcp, "tcp", target));
+    }
+    let mut faces = Vec::new();
+    for (number, (way, transport, address)) in ways.into_iter().enumerate() {
+        let face = if forwarders.are_used() {
+            let at = lab::device_forwarder(number);
+            forwarders.start(device, at, &format!("{transport}://{address}")).await?;
+            Consumer::tcp(device, at).await?
+        } else if transport == "udp" {
+            Consumer::udp(device, address).await?
+        } else {
+            Consumer::tcp(device, address).await?
+        };
+        faces.push((way, face));
+    }
+    Ok(faces)
 }
 
 async fn measure(
     options: &Options,
     lab: &Lab,
     contents: &Contents,
-    overlay: Way,
+    mut faces: Vec<(Way, Consumer)>,
     played: &mut Played,
     names: &mut Names,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    let device = lab.device();
-    let (user, namespace) = (0, 0);
-    let replica = replica_of(user, namespace);
-    let producer = lab::producer(replica);
-    let mut faces = vec![
-        (overlay, Consumer::tcp(device, lab::device(user)).await?),
-        (Way::Udp, Consumer::udp(device, producer).await?),
-    ];
-    if overlay == Way::OVERLAYS[0] {
-        faces.push((Way::Tcp, Consumer::tcp(device, producer).await?));
-    }
+    // The first user's first namespace is that of the first replica.
+    let (namespace, replica) = (0, 0);
     // Faces and sessions stay, as the paper's do, so that opening them is not measured.
     for (way, face) in &mut faces {
         face.fetch(&names.next(namespace, 0)?, &[]).await.with_context(|| way.name())?;

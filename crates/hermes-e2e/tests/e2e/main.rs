@@ -28,3 +28,4 @@ mod rina;
 mod socks;
 mod takeover;
 mod udp;
+mod urgent;

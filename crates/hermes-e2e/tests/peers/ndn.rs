@@ -1,7 +1,7 @@
 //! Peers of Named Data Networking that others wrote: python-ndn at both ends of an overlay, behind the gateway, and as a
-//! consumer of content of an HTTP origin. Chromium behind the gateway.
+//! consumer of content of an HTTP origin. Forwarders of NDNts at both ends. Chromium behind the gateway.
 //!
-//! In: its consumer over TCP and UDP, its producer over UDP. Out: each Interest answered, files intact, a page shown.
+//! In: the consumer of python-ndn over TCP and UDP, its producer over UDP. Out: each Interest answered, files intact, a page shown.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,6 +13,7 @@ use hermes_ndn::signature::Signer;
 use hermes_ndn::{Name, Packet};
 use hermes_testkit::binary::hermes;
 use hermes_testkit::listener_client::ListenerClient;
+use hermes_testkit::ndnts;
 use hermes_testkit::origin;
 use hermes_testkit::overlay::Overlay;
 use hermes_testkit::python::{self, NDN_CONSUMER, NDN_PRODUCER};
@@ -66,6 +67,47 @@ async fn python_ndn_speaks_through_an_overlay_and_to_the_gateway() {
     let body = http1.body(&head).await.unwrap();
     let expected: Vec<u8> = (0..BYTES).map(|at| u8::try_from(at % 251 * 31 % 251).unwrap()).collect();
     assert!(body.data == expected, "{} bytes", body.data.len());
+}
+
+const NEAR_UNIX: &str = "
+listeners:
+- {name: face, unix: $FACE, protocol: ndn, namespaces: {ORG: /org}}
+routes:
+- {name: all, match: {kind: tcp}, upstream: far}
+upstreams:
+- {name: far, protocol: h2, endpoints: ['$FAR'], overlay: true}
+";
+const FAR_TCP: &str = "
+listeners:
+- {name: overlay, bind: '127.0.0.1:0', protocol: http, trust: 127.0.0.0/8}
+routes:
+- {name: packets, match: {headers: {hermes-namespace: ORG}}, terminate: {ndn: 'tcp://127.0.0.1:$FORWARDER'}}
+";
+
+/// The consumer and the producer of python-ndn, each with a forwarder of NDNts, which knows PIT tokens. Between the
+/// forwarders is the overlay, with a Unix socket at one end and TCP at the other.
+#[tokio::test]
+async fn forwarders_of_ndnts_lose_no_interest_to_an_overlay() {
+    let target = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let tools = match python::find(target, NDN_PRODUCER) {
+        Ok(tools) => tools,
+        Err(error) => return skip("ndn::forwarders_of_ndnts", &error.to_string()),
+    };
+    let producer = python::start(NDN_PRODUCER, &tools, &[&BYTES.to_string()]).await.unwrap();
+    let server = match ndnts::start(target, &format!("udp://127.0.0.1:{}", producer.port)).await {
+        Ok(server) => server,
+        Err(error) => return skip("ndn::forwarders_of_ndnts", &error.to_string()),
+    };
+    let overlay = Overlay::new(hermes()).unwrap();
+    let far = overlay.node("far").document(FAR_TCP).with("FORWARDER", server.port).start().await.unwrap();
+    let face = overlay.dir().join("face.sock");
+    let draft = overlay.node("near").document(NEAR_UNIX).with("FACE", face.display());
+    let mut near = draft.with("FAR", far.address("overlay")).start().await.unwrap();
+    let device = ndnts::start(target, &format!("unix://{}", face.display())).await.unwrap();
+    let task = json!({"port": device.port, "transport": "tcp", "prefix": "/org/file/v=7", "count": 2000});
+    let found = python::run(NDN_CONSUMER, &tools, &task).await.unwrap();
+    assert_eq!(found, json!({"answered": 2000, "late": 0, "returned": 0, "bytes": 2000 * 8000}));
+    near.assert_sound();
 }
 
 const PUBLISHER: &str = "

@@ -462,6 +462,40 @@ fn packets_of_ndn_reach_the_replica_of_their_user_and_namespace() {
     assert!(std::fs::read_to_string(path).unwrap().contains("overlay, HTTP/3"), "{text}");
 }
 
+/// Forwarders of NDNts at both ends of each way. Without NDNts, the demo names the command that cannot run.
+#[test]
+fn forwarders_that_others_wrote_stand_at_both_ends() {
+    if !can_run_ip() {
+        return;
+    }
+    let script = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("tools/ndnts/forwarder.mjs");
+    let missing = Path::new("/no/forwarder.mjs");
+    let mut scripts = vec![missing];
+    if script.parent().unwrap().join("node_modules/@ndn/fw").is_dir() {
+        scripts.push(&script);
+    } else {
+        skip("NDNts is not installed; run scripts/setup.sh");
+    }
+    for script in scripts {
+        let temporary = tempfile::tempdir().unwrap();
+        let command = format!("node {}", script.display());
+        let arguments = ["ndn", "--json", "--sizes", "0,200000", "--repeats", "1", "--policy-fetches", "4"];
+        let arguments = [&arguments[..], &["--forwarder", &command]].concat();
+        let output = demo(temporary.path(), &arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert_nothing_is_left(temporary.path());
+        if script == missing {
+            assert!(!output.status.success(), "{text}");
+            assert!(text.contains("the forwarder \"node /no/forwarder.mjs\" does not listen"), "{text}");
+            continue;
+        }
+        assert!(output.status.success(), "{text}");
+        let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(figures["lines"].as_array().unwrap().len(), 10, "{text}");
+        assert_eq!(figures["forwarder"], command.as_str(), "{text}");
+    }
+}
+
 #[test]
 fn connections_are_split_over_every_architecture() {
     if !can_run_ip() {

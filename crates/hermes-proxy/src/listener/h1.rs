@@ -85,7 +85,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
     match tunnel.take() {
         Some(tunnel) if result.is_ok() => {
             let Some(io) = io.into_io() else { return };
-            Box::pin(session::relay(DownstreamEnd::Stream(ByteStream::io(io, parts.read_buf)), *tunnel)).await;
+            Box::pin(session::relay(DownstreamEnd::Stream(ByteStream::http_tunnel(io, parts.read_buf, None)), *tunnel))
+                .await;
         }
         _ => {
             // Sends TLS's close_notify and lets the last response arrive.

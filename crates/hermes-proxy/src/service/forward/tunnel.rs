@@ -506,7 +506,7 @@ impl Forward<'_> {
         let connection = body.take_h1_connection().ok_or(Error::Refused { peer, status })?;
         let (io, ahead, permit) = connection.into_io().await;
         let permit = TunnelPermit::new(body.take_in_flight(), permit);
-        Ok(Opened::Tunnel { stream: ByteStream::leased_io(io, ahead, Box::new(permit)), head: Some(parts) })
+        Ok(Opened::Tunnel { stream: ByteStream::http_tunnel(io, ahead, Some(Box::new(permit))), head: Some(parts) })
     }
 
     async fn post_over_h1(
