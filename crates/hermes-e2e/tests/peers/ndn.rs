@@ -106,7 +106,8 @@ async fn forwarders_of_ndnts_lose_no_interest_to_an_overlay() {
     let device = ndnts::start(target, &format!("unix://{}", face.display())).await.unwrap();
     let task = json!({"port": device.port, "transport": "tcp", "prefix": "/org/file/v=7", "count": 2000});
     let found = python::run(NDN_CONSUMER, &tools, &task).await.unwrap();
-    assert_eq!(found, json!({"answered": 2000, "late": 0, "returned": 0, "bytes": 2000 * 8000}));
+    // Segments beyond the file are empty.
+    assert_eq!(found, json!({"answered": 2000, "late": 0, "returned": 0, "bytes": BYTES}));
     near.assert_sound();
 }
 
