@@ -1,7 +1,7 @@
 //! A race: a destination that several architectures reach, of which the best is kept.
 //!
-//! In: the architectures of a route, the first one preferred. Out: the flow that stands first. Never: a change of a flow
-//! that stands: its bytes cannot be repeated.
+//! In: the architectures of a route, the first one preferred. Out: the flow that stands first, or the first of other
+//! results. Never: a change of a flow that stands: its bytes cannot be repeated.
 //!
 //! The preferred architecture has a head start (as in RFC 8305, Happy Eyeballs). If it fails, the next one starts at
 //! once. Now and then a session is a heat: all start together, so the others are measured, too. Another one becomes the
@@ -96,6 +96,16 @@ impl Standings {
         Some((standing.preferred, is_heat))
     }
 
+    /// Records that an alternative broke off, and which one has taken its place.
+    pub fn replaced(&self, route: &Route, facts: &Facts, failed: usize, by: usize) {
+        let key = (route.name.clone(), facts.authority.clone());
+        if let Some(standing) = self.by_destination.borrow_mut().get_mut(&key)
+            && standing.preferred == failed
+        {
+            standing.record(by, false, true);
+        }
+    }
+
     /// Records the winner of a session.
     fn after(&self, key: &RaceKey, winner: usize, is_heat: bool, has_preferred_failed: bool) {
         if let Some(standing) = self.by_destination.borrow_mut().get_mut(key) {
@@ -124,55 +134,79 @@ impl Architecture for Race<'_> {
     /// Opens the flow that stands first. If none does, the error is that of the preferred architecture.
     fn open<'a>(&'a self, entry: &'a SessionEntry) -> Opening<'a> {
         Box::pin(async move {
-            let key = (self.route.name.clone(), entry.facts.authority.clone());
-            let count = self.alternatives.len();
-            let known = self.standings.before(&key, self.outbound.now(), count);
-            if known.is_none() {
-                self.outbound.shared.metrics.limit("race-destinations");
-            }
-            let (preferred, is_heat) = known.unwrap_or_default();
-            let order = (0..count).map(|at| (preferred + at) % count);
-            let mut waiting =
-                order.filter(|at| self.alternatives.get(*at).is_some_and(|one| one.reaches(&entry.facts)));
+            let all = &self.alternatives;
+            let reaches = |at: usize| all.get(at).is_some_and(|one| one.reaches(&entry.facts));
             let start = |at: usize| async move {
-                let one = self.alternatives.get(at)?;
-                Some((at, one.open(entry).await))
+                match all.get(at) {
+                    Some(one) => one.open(entry).await,
+                    None => Err(nowhere()),
+                }
             };
-            let mut running = FuturesUnordered::new();
-            let mut errors: Vec<(usize, Error)> = Vec::new();
-            loop {
-                if running.is_empty() || is_heat {
-                    let more = if is_heat { count } else { 1 };
-                    running.extend(waiting.by_ref().take(more).map(&start));
-                }
-                let head_start = tokio::time::sleep(HEAD_START);
-                let outcome = tokio::select! {
-                    outcome = running.next() => outcome,
-                    () = head_start => {
-                        running.extend(waiting.by_ref().take(1).map(&start));
-                        continue;
-                    }
-                };
-                match outcome.flatten() {
-                    Some((winner, Ok(stream))) => {
-                        let has_failed = errors.iter().any(|(at, _)| *at == preferred);
-                        self.standings.after(&key, winner, is_heat, has_failed);
-                        return Ok(stream);
-                    }
-                    Some((at, Err(error))) => {
-                        tracing::debug!(route = %self.route.name, alternative = at, %error, "a destination has failed");
-                        errors.push((at, error));
-                        running.extend(waiting.by_ref().take(1).map(&start));
-                    }
-                    // None is left.
-                    None => {
-                        errors.sort_by_key(|(at, _)| (count + at - preferred) % count);
-                        let nowhere = || Error::Malformed("no destination of the race has a port".to_owned());
-                        return Err(errors.into_iter().next().map_or_else(nowhere, |(_, error)| error));
-                    }
-                }
-            }
+            let session = (self.outbound, self.standings, self.route);
+            run(session, &entry.facts, all.len(), reaches, start).await.map(|(_, stream)| stream)
         })
+    }
+}
+
+fn nowhere() -> Error {
+    Error::Malformed("no destination of the race serves the request".to_owned())
+}
+
+/// Starts the alternatives of a race, and returns the place and the result of the one that succeeds first. The others are
+/// dropped. `count` is their number, `reaches` tells whether one can serve the session.
+///
+/// # Errors
+/// The error of the preferred alternative, if none succeeds.
+pub async fn run<T, F: Future<Output = Result<T, Error>>>(
+    (outbound, standings, route): (&Rc<Outbound>, &Standings, &Route),
+    facts: &Facts,
+    count: usize,
+    reaches: impl Fn(usize) -> bool,
+    start: impl Fn(usize) -> F,
+) -> Result<(usize, T), Error> {
+    let key = (route.name.clone(), facts.authority.clone());
+    let known = standings.before(&key, outbound.now(), count);
+    if known.is_none() {
+        outbound.shared.metrics.limit("race-destinations");
+    }
+    let (preferred, is_heat) = known.unwrap_or_default();
+    let mut waiting = (0..count).map(|at| (preferred + at) % count).filter(|at| reaches(*at));
+    let begin = |at: usize| {
+        let running = start(at);
+        async move { (at, running.await) }
+    };
+    let mut running = FuturesUnordered::new();
+    let mut errors: Vec<(usize, Error)> = Vec::new();
+    loop {
+        if running.is_empty() || is_heat {
+            let more = if is_heat { count } else { 1 };
+            running.extend(waiting.by_ref().take(more).map(&begin));
+        }
+        let head_start = tokio::time::sleep(HEAD_START);
+        let outcome = tokio::select! {
+            outcome = running.next() => outcome,
+            () = head_start => {
+                running.extend(waiting.by_ref().take(1).map(&begin));
+                continue;
+            }
+        };
+        match outcome {
+            Some((winner, Ok(result))) => {
+                let has_failed = errors.iter().any(|(at, _)| *at == preferred);
+                standings.after(&key, winner, is_heat, has_failed);
+                return Ok((winner, result));
+            }
+            Some((at, Err(error))) => {
+                tracing::debug!(route = %route.name, alternative = at, %error, "a destination has failed");
+                errors.push((at, error));
+                running.extend(waiting.by_ref().take(1).map(&begin));
+            }
+            // None is left.
+            None => {
+                errors.sort_by_key(|(at, _)| (count + at - preferred) % count);
+                return Err(errors.into_iter().next().map_or_else(nowhere, |(_, error)| error));
+            }
+        }
     }
 }
 

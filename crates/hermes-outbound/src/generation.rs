@@ -354,7 +354,7 @@ fn route_owners(snapshot: &Snapshot, previous: Option<&Generation>, origins: &Or
         .flat_map(|previous| previous.snapshot.routes.iter().map(|route| (&**route, previous.route_owner(route))))
         .map(|(route, owner)| (&*route.name, (route, owner)))
         .collect();
-    let verifies_alike = |route: &Route| match &route.action {
+    let verifies_alike = |action: &Action| match action {
         Action::Terminate(terminate) if terminate.speaks_tls() => {
             let config =
                 |origins: &Origins| origins.get(&terminate.origin_ca)?.as_ref().ok().map(|tls| tls.config.clone());
@@ -366,7 +366,11 @@ fn route_owners(snapshot: &Snapshot, previous: Option<&Generation>, origins: &Or
         _ => true,
     };
     let owner = |route: &Route| match before.get(&*route.name) {
-        Some((known, owner)) if known.action == route.action && verifies_alike(route) => *owner,
+        Some((known, owner))
+            if known.action == route.action && route.action.alternatives().iter().all(verifies_alike) =>
+        {
+            *owner
+        }
         _ => next_owner(),
     };
     snapshot.routes.iter().map(|route| (route.name.clone(), owner(route))).collect()

@@ -22,8 +22,9 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 use self::custody_channel::InboundChannel;
 use crate::filters::NextHop;
 use crate::request::{Rejected, Request, UpgradeKind};
+use crate::service::content_race::{self, ContentRace};
 use crate::service::forward::Forward;
-use crate::service::forward::head::clean_response;
+use crate::service::forward::head::{RequestForm, clean_response};
 use crate::service::forward::tunnel::Opened;
 use crate::service::{device_end, max_forwards, respond};
 use crate::worker::Worker;
@@ -200,8 +201,8 @@ async fn act(
     let entry = &session.entry;
     let kind = entry.facts.kind;
     let node = &*generation.snapshot.node;
-    let forwards =
-        matches!(route.action, Action::Upstream(_) | Action::Terminate(_)) && request.upgrade == UpgradeKind::None;
+    let forwards = matches!(route.action, Action::Upstream(_) | Action::Terminate(_) | Action::Race(_))
+        && request.upgrade == UpgradeKind::None;
     if forwards && max_forwards::is_used_up(&entry.facts)? {
         let listener = generation.listener(&entry.facts.listener).map(|listener| &**listener);
         let answer = max_forwards::answer(&entry.facts, request.version, &request.host, listener, node);
@@ -227,6 +228,16 @@ async fn act(
             ))
             .await?;
             respond_with(generation, session, route, response)
+        }
+        (Action::Race(_), Kind::Http) if content_race::is_raced(&request) => {
+            let (worker, entry, route) = (worker.clone(), entry.clone(), route.clone());
+            let race = ContentRace { worker, entry, form: RequestForm::new(&request), route: route.clone() };
+            let response = Box::pin(race.serve()).await?;
+            respond_with(generation, session, &route, response)
+        }
+        (Action::Race(_), Kind::Http) => {
+            let origin = content_race::origin(route).ok_or_else(|| unsuitable(route, kind))?;
+            Box::pin(to_origin(worker, generation, session, route, origin, request)).await
         }
         (Action::Device(gateway), Kind::Ip) => {
             let end = Box::pin(device_end::open(worker, entry, gateway, route)).await?;

@@ -7,6 +7,7 @@ mod architecture;
 mod bytes;
 mod cache;
 mod cli;
+mod content_race;
 mod control;
 mod dns;
 mod docs;

@@ -193,15 +193,26 @@ fn build_race(section: &section::Terminate, at: &str, names: &Names<'_>, report:
             continue;
         }
         let Some(action) = build_terminate(alternative, &at, names, report) else { continue };
-        if matches!(&action, Action::Face(Face { uri: FaceUri::Udp(_), .. })) {
-            report.problem(&at, "a UDP face stands without an answer and wins each race; use tcp:// or unix://");
-        } else if action.carries(Kind::Tcp) {
-            all.push(action);
+        if action.carries(Kind::Tcp) || action.carries(Kind::Http) {
+            all.push((at, action));
         } else {
-            report.problem(&at, "only tcp, ndn and rina have a part in a race; add a route for the other sessions");
+            let message = "only tcp, http, ndn and rina have a part in a race; add a route for the other sessions";
+            report.problem(&at, message);
         }
     }
-    Some(Action::Race(all))
+    let serves = |kind| all.iter().all(|(_, action)| action.carries(kind));
+    if !serves(Kind::Tcp) && !serves(Kind::Http) {
+        let message =
+            "http serves other sessions than tcp and rina; race http with ndn, and add a route for the others";
+        report.problem(format!("{at}.race"), message);
+    }
+    // Content needs an answer, but a flow does not.
+    for (at, action) in all.iter().filter(|_| serves(Kind::Tcp)) {
+        if matches!(action, Action::Face(Face { uri: FaceUri::Udp(_), .. })) {
+            report.problem(at, "a UDP face stands without an answer and wins each race; use tcp:// or unix://");
+        }
+    }
+    Some(Action::Race(all.into_iter().map(|(_, action)| action).collect()))
 }
 
 /// Reports keys whose destination is another one.
@@ -396,7 +407,9 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
             ),
         ),
         Action::Face(_) => ("terminate", "a face supports http and tcp sessions only".to_owned()),
-        Action::Race(_) => ("terminate.race", "a race supports tcp sessions only".to_owned()),
+        Action::Race(_) => {
+            ("terminate.race", "a race supports the sessions that all its destinations support".to_owned())
+        }
         Action::Rina(_) => ("terminate", "a neighbour in a DIF supports tcp sessions only".to_owned()),
         Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
         Action::Redirect(_) => ("redirect", "redirect supports http sessions only".to_owned()),

@@ -95,8 +95,11 @@ impl<'a> Builder<'a> {
     fn anchors(&mut self) {
         let snapshot = self.snapshot;
         for (index, route) in snapshot.routes.iter().enumerate() {
-            let Action::Face(face) = &route.action else { continue };
-            for (prefix, file) in &face.anchors {
+            let faces = route.action.alternatives().iter().filter_map(|action| match action {
+                Action::Face(face) => Some(face),
+                _ => None,
+            });
+            for (prefix, file) in faces.flat_map(|face| &face.anchors) {
                 self.note(&[file]);
                 let read = hermes_net::file::read(file, hermes_net::file::MAX_FILE_BYTES);
                 let key = read.map_err(|error| error.to_string()).and_then(|bytes| tls::public_key(&bytes));
@@ -305,8 +308,10 @@ impl<'a> Builder<'a> {
     /// Builds the TLS configurations for the origins of all terminating routes.
     fn origins(&mut self) -> Origins {
         let mut origins = Origins::new();
-        for (index, route) in self.snapshot.routes.iter().enumerate() {
-            let Action::Terminate(terminate) = &route.action else { continue };
+        let routes = self.snapshot.routes.iter().enumerate();
+        let actions = routes.flat_map(|(index, route)| route.action.alternatives().iter().map(move |one| (index, one)));
+        for (index, action) in actions {
+            let Action::Terminate(terminate) = action else { continue };
             if !terminate.speaks_tls() || origins.contains_key(&terminate.origin_ca) {
                 continue;
             }

@@ -11,9 +11,10 @@ use http_body::Body as _;
 use tokio::time::Instant;
 
 use super::body::ResumableBody;
-use super::retry::{OfDocument, Question, RequestForm, send_again};
+use super::retry::{OfDocument, Question, send_again};
 use super::{REFUSED, Waiting, is_sent, rests};
 use crate::filters::Next;
+use crate::service::forward::head::RequestForm;
 use crate::service::forward::{Forward, is_idempotent};
 use hermes_resume::backoff;
 use hermes_resume::response::ResponseHead;

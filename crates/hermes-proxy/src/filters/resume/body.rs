@@ -18,8 +18,9 @@ use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::attempts::FAIR_ENDPOINT_TIME;
-use super::retry::{Question, RequestForm, send_again};
+use super::retry::{Question, send_again};
 use super::{REFUSED, Waiting, rests};
+use crate::service::forward::head::RequestForm;
 use crate::worker::Worker;
 use hermes_resume::backoff;
 use hermes_resume::digest::{Digests, Hashes};

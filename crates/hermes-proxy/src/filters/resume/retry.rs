@@ -9,12 +9,10 @@ use hermes_model::decide::{Decision, decide};
 use hermes_model::rewrite::TemplateValues;
 use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind};
 use http::header::{IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, RANGE};
-use http::uri::Scheme;
-use http::{HeaderValue, Response, Version};
+use http::{HeaderValue, Response};
 
 use crate::filters::{self, NextHop};
-use crate::request::Request;
-use crate::service::forward::head::{HeadOverrides, HeadRewriter};
+use crate::service::forward::head::{HeadOverrides, RequestForm};
 use crate::service::forward::{Forward, is_idempotent};
 use crate::service::respond;
 use crate::worker::Worker;
@@ -22,20 +20,6 @@ use hermes_architecture::dial_target;
 use hermes_transport::body::{Body, Interim, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::{Delivery, SessionEntry};
-
-/// Properties of the client's request that the facts do not contain.
-#[derive(Clone)]
-pub(super) struct RequestForm {
-    version: Version,
-    scheme: Scheme,
-    host: HeaderValue,
-}
-
-impl RequestForm {
-    pub(super) fn of(rewriter: &HeadRewriter<'_>) -> Self {
-        Self { version: rewriter.version, scheme: rewriter.scheme.clone(), host: rewriter.host.clone() }
-    }
-}
 
 /// A request to send again.
 pub(super) struct Question<'a> {
@@ -85,7 +69,7 @@ pub(super) async fn send_again(
         Decision::Act(route) => route,
         Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
     };
-    let Question { manner: RequestForm { version, scheme, host }, body, interim, amend, kept_by } = question;
+    let Question { manner, body, interim, amend, kept_by } = question;
     // Another route's origin must not receive this cache's validators: the same tag may mean other content there.
     let amend = amend.filter(|_| kept_by.is_none_or(|by| hermes_cache::registry::is_one(by, &route)));
     let own = match &route.action {
@@ -105,7 +89,7 @@ pub(super) async fn send_again(
         return Err(Error::Reconfigured(reason));
     }
     *entry.route.borrow_mut() = Some(route.clone());
-    let request = Request { version, scheme, host, ..Request::again(entry) };
+    let request = manner.request(entry);
     let mut forward = Forward::new(worker, &generation, entry, &route, &request, interim);
     (forward.body, forward.rewriter.amend) = (body, amend);
     match &route.action {

@@ -14,6 +14,7 @@ use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 
+use crate::request::Request;
 use crate::service::max_forwards;
 use hermes_outbound::outbound::pool::{H1Connection, Leased};
 use hermes_outbound::reverse;
@@ -38,6 +39,34 @@ pub(crate) struct HeadRewriter<'a> {
     pub(crate) to_proxy: bool,
     /// Overrides of a cache that revalidates or fetches on behalf of the client.
     pub(crate) amend: Option<HeadOverrides>,
+}
+
+/// Properties of the client's request that the facts do not contain.
+#[derive(Clone)]
+pub(crate) struct RequestForm {
+    version: Version,
+    scheme: Scheme,
+    host: HeaderValue,
+}
+
+impl RequestForm {
+    pub(crate) fn of(rewriter: &HeadRewriter<'_>) -> Self {
+        Self { version: rewriter.version, scheme: rewriter.scheme.clone(), host: rewriter.host.clone() }
+    }
+
+    pub(crate) fn new(request: &Request<'_>) -> Self {
+        Self { version: request.version, scheme: request.scheme.clone(), host: request.host.clone() }
+    }
+
+    pub(crate) fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    /// The request of a live session, without its body.
+    pub(crate) fn request<'a>(self, entry: &SessionEntry) -> Request<'a> {
+        let Self { version, scheme, host } = self;
+        Request { version, scheme, host, ..Request::again(entry) }
+    }
 }
 
 /// Header changes by the cache, or by a resumed download that requests the rest of a response.

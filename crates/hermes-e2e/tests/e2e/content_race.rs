@@ -1,0 +1,194 @@
+//! Races of content: NDN and an HTTP origin have the same content, and one of them fails at any moment.
+//!
+//! In: requests to a node, a scripted producer and a scripted origin that stop by the name of the content. Out: the whole
+//! content, or a response that is visibly incomplete. Never: parts of two contents.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hermes_ndn::lp::LpPacket;
+use hermes_ndn::name::types;
+use hermes_ndn::packet::DataBuilder;
+use hermes_ndn::signature::Signer;
+use hermes_ndn::{Component, Packet};
+use hermes_testkit::binary::hermes;
+use hermes_testkit::listener_client::ListenerClient;
+use hermes_testkit::origin::Origin;
+use hermes_testkit::origin::scripted;
+use hermes_testkit::overlay::{Node, Overlay};
+use tokio::net::UdpSocket;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::JoinSet;
+
+const DOCUMENT: &str = "
+workers: 1
+listeners:
+- {name: web, bind: '127.0.0.1:0', protocol: http}
+routes:
+- name: ndn-first
+  match: {authority: '*.ndn.example'}
+  terminate: {race: [{ndn: 'udp://$PRODUCER', accept-digest: true}, {http: '$ORIGIN'}]}
+  timeout: {progress: 1s}
+- name: http-first
+  match: {authority: '*.http.example'}
+  terminate: {race: [{http: '$ORIGIN'}, {ndn: 'udp://$PRODUCER', accept-digest: true}]}
+  timeout: {progress: 1s}
+";
+const SEGMENT: usize = 5000;
+const SEGMENTS: usize = 200;
+
+fn content() -> Vec<u8> {
+    (0..SEGMENT * SEGMENTS).map(|at| u8::try_from(at % 251 * 31 % 251).unwrap()).collect()
+}
+
+/// The answer of the producer to an Interest. Names tell where it stops.
+fn data(packet: &Bytes, content: &[u8]) -> Option<Bytes> {
+    let Packet::Interest(interest) = Packet::decode(LpPacket::decode(packet.clone()).ok()?.fragment?).unwrap() else {
+        panic!()
+    };
+    let uri = interest.name.to_string();
+    let number = usize::try_from(interest.name.last()?.number(types::SEGMENT)?).unwrap();
+    if uri.contains("dark") || (uri.contains("ndn-stops") && number > 100) {
+        return None;
+    }
+    let builder = DataBuilder {
+        name: interest.name.clone(),
+        final_block: Some(Component::numbered(types::SEGMENT, SEGMENTS as u64 - 1)),
+        ..DataBuilder::default()
+    };
+    let mut packet = builder.sign(&content[number * SEGMENT..][..SEGMENT], &Signer::digest()).unwrap().to_vec();
+    if uri.contains("ndn-tampers") && number > 100 {
+        let middle = packet.len() / 2;
+        packet[middle] ^= 1;
+    }
+    Some(packet.into())
+}
+
+/// A node, the requests of its origin, and what must live as long.
+async fn race(overlay: &Overlay) -> (Node, UnboundedReceiver<String>, (Origin, JoinSet<()>)) {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let producer = socket.local_addr().unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let (mut buffer, content) = (vec![0; 65_536], content());
+        loop {
+            let (length, from) = socket.recv_from(&mut buffer).await.unwrap();
+            if let Some(answer) = data(&Bytes::copy_from_slice(&buffer[..length]), &content) {
+                socket.send_to(&answer, from).await.unwrap();
+            }
+        }
+    });
+    let (seen, requests) = unbounded_channel();
+    let origin = scripted::h1(move |mut http1| {
+        let seen = seen.clone();
+        async move {
+            let head = http1.head().await?;
+            http1.body(&head).await?;
+            let (target, mut content) = (head.target().to_owned(), content());
+            let _ = seen.send(format!("{} {target}", head.method()));
+            if target.contains("http-fails") {
+                return http1.send("HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy").await;
+            }
+            if target.contains("http-differs") {
+                content[1000] ^= 1;
+            }
+            let sent = if target.contains("http-stops") { content.len() / 2 } else { content.len() };
+            http1.send(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", content.len())).await?;
+            http1.send(&content[..sent]).await
+        }
+    });
+    let origin = origin.unwrap();
+    let draft = overlay.node("race").document(DOCUMENT).with("PRODUCER", producer).with("ORIGIN", origin.address());
+    (draft.start().await.unwrap(), requests, (origin, tasks))
+}
+
+/// The status and the content of an answer; `None` for content that broke off.
+async fn get(node: &Node, host: &str, target: &str) -> (u16, Option<Vec<u8>>) {
+    let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
+    http1.send(format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    (head.status(), http1.body(&head).await.ok().map(|body| body.data))
+}
+
+#[tokio::test]
+async fn content_is_whole_whichever_side_fails() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (mut node, _requests, _peers) = race(&overlay).await;
+    // Each host has a preference of its own.
+    for (host, target) in [
+        ("1.http.example", "/org/whole/v=1"),
+        ("1.ndn.example", "/org/whole/v=1"),
+        // It is dark from the start, or stops or is tampered with in mid-life.
+        ("2.ndn.example", "/org/dark/v=1"),
+        ("3.ndn.example", "/org/ndn-stops/v=1"),
+        ("4.ndn.example", "/org/ndn-tampers/v=1"),
+        ("2.http.example", "/org/http-stops/v=1"),
+        ("3.http.example", "/org/http-fails/v=1"),
+    ] {
+        // The first session of a host is a heat, the second one is not.
+        for version in 1..3 {
+            let target = target.replace("v=1", &format!("v={version}"));
+            let (status, body) = get(&node, host, &target).await;
+            assert_eq!(status, 200, "{host} {target}");
+            assert!(body.as_ref() == Some(&content()), "{host} {target}: {:?} bytes", body.map(|body| body.len()));
+        }
+    }
+    node.assert_sound();
+}
+
+/// The preferred one alone is asked between heats.
+#[tokio::test]
+async fn the_winner_is_kept() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (node, mut requests, _peers) = race(&overlay).await;
+    // The first session is a heat.
+    get(&node, "a.ndn.example", "/org/heat/v=1").await;
+    while requests.try_recv().is_ok() {}
+    for number in 2..12 {
+        let (status, body) = get(&node, "a.ndn.example", &format!("/org/whole/v={number}")).await;
+        assert_eq!((status, body.unwrap().len()), (200, SEGMENT * SEGMENTS));
+    }
+    assert!(requests.try_recv().is_err(), "the origin was asked without a reason");
+    // One failure changes the preference at once.
+    get(&node, "a.ndn.example", "/org/ndn-stops/v=1").await;
+    while requests.try_recv().is_ok() {}
+    for number in 2..5 {
+        let begun = Instant::now();
+        get(&node, "a.ndn.example", &format!("/org/dark/v={number}")).await;
+        assert!(begun.elapsed() < Duration::from_millis(250), "the head start of a failed one");
+        assert_eq!(requests.recv().await.unwrap(), format!("GET /org/dark/v={number}"));
+    }
+}
+
+#[tokio::test]
+async fn two_contents_are_never_joined() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (mut node, _requests, _peers) = race(&overlay).await;
+    // The origin has another byte in the part that the client has already.
+    let (status, body) = get(&node, "a.ndn.example", "/org/ndn-stops/http-differs/v=1").await;
+    assert_eq!((status, body), (200, None), "the client must see that the content is incomplete");
+    // Both stop.
+    let (status, body) = get(&node, "a.ndn.example", "/org/ndn-stops/http-stops/v=1").await;
+    assert_eq!((status, body), (200, None));
+    // Neither has it: the answer of the origin.
+    let (status, body) = get(&node, "a.ndn.example", "/org/dark/http-fails/v=1").await;
+    assert_eq!((status, body.as_deref()), (503, Some(&b"busy"[..])));
+    node.assert_sound();
+}
+
+/// Their repetition could change something.
+#[tokio::test]
+async fn other_requests_go_to_the_origin_once() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (node, mut requests, _peers) = race(&overlay).await;
+    for (method, length) in [("POST", 4), ("PUT", 4), ("DELETE", 0), ("GET", 4)] {
+        let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
+        let head =
+            format!("{method} /org/http-stops/v=1 HTTP/1.1\r\nhost: a.ndn.example\r\ncontent-length: {length}\r\n\r\n");
+        http1.send(head + &"x".repeat(length)).await.unwrap();
+        let head = http1.head().await.unwrap();
+        assert!(http1.body(&head).await.is_err(), "{method}: the origin stopped");
+        assert_eq!(requests.recv().await.unwrap(), format!("{method} /org/http-stops/v=1"));
+        assert!(requests.try_recv().is_err(), "{method} was repeated");
+    }
+}
