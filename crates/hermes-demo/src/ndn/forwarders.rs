@@ -15,7 +15,7 @@ use crate::namespace::Namespace;
 use crate::program::{Program, last_words};
 
 /// The time within which a forwarder must listen.
-const PATIENCE: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval at which that is tried.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -49,7 +49,7 @@ impl Forwarders {
         while Consumer::tcp(place, at).await.is_err() {
             let ended = self.running.last_mut().is_some_and(|program| program.ended().is_some());
             ensure!(
-                !ended && begun.elapsed() < PATIENCE,
+                !ended && begun.elapsed() < START_TIMEOUT,
                 "the forwarder {:?} does not listen at {at}{}",
                 self.command.join(" "),
                 last_words(&mut self.running)
