@@ -77,7 +77,7 @@ fn of_action<'a>(
         Action::Terminate(terminate @ Terminate { kind: TerminateKind::Tcp, .. }) => {
             Some(Box::new(tcp::Tcp { outbound, terminate, route }))
         }
-        Action::Face(face) => Some(Box::new(ndn::face::Ndn { outbound, uri: &face.uri, route })),
+        Action::Face(face) => Some(Box::new(ndn::face::Ndn { outbound, config: face, route })),
         Action::Rina(config) => {
             Some(Box::new(rina::Rina { outbound, processes: environment.processes, config, route }))
         }

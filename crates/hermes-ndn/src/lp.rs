@@ -4,6 +4,8 @@
 //! is a frame without fields. A frame with an unknown field is dropped unless the field may be ignored. Never: an
 //! unbounded buffer, or a clock.
 
+mod retransmitter;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -11,6 +13,8 @@ use bytes::Bytes;
 
 use crate::packet::{DATA, INTEREST};
 use crate::tlv::{Element, NdnError, Result, put, put_integer, put_nested};
+
+pub use retransmitter::{NUMBER_OVERHEAD, Retransmitter, RetransmitterCounters};
 
 /// The type of a frame.
 pub const LP_PACKET: u32 = 0x64;
@@ -218,9 +222,13 @@ impl Fragmenter {
 
     /// Returns the frame, or fragments of it, each of at most `mtu` bytes. `None` if the link is too narrow for any.
     pub fn split(&mut self, frame: &LpPacket, mtu: usize) -> Option<Vec<Bytes>> {
-        let whole = frame.encode();
-        if whole.len() <= mtu {
-            return Some(vec![whole]);
+        Some(self.parts(frame, mtu)?.iter().map(LpPacket::encode).collect())
+    }
+
+    /// As [`split`](Self::split), before they are encoded.
+    pub fn parts(&mut self, frame: &LpPacket, mtu: usize) -> Option<Vec<LpPacket>> {
+        if frame.encode().len() <= mtu {
+            return Some(vec![frame.clone()]);
         }
         let packet = frame.fragment.as_ref()?;
         // The fields of the network layer travel with the first fragment.
@@ -233,8 +241,7 @@ impl Fragmenter {
             let base = if index == 0 { frame.clone() } else { LpPacket::default() };
             let sequence = Some(self.next);
             self.next = self.next.wrapping_add(1);
-            fragments
-                .push(LpPacket { fragment: Some(fragment), sequence, part: Some((index, count)), ..base }.encode());
+            fragments.push(LpPacket { fragment: Some(fragment), sequence, part: Some((index, count)), ..base });
         }
         Some(fragments)
     }

@@ -4,23 +4,22 @@
 //! the forwarder by UDP, TCP or a Unix socket. Each session is a face of its own. Never: a packet that is parsed beyond
 //! its frame.
 
+use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind};
-use hermes_model::snapshot::{FaceUri, HostPort, Route};
+use hermes_model::snapshot::{Face as FaceConfig, FaceUri, HostPort, Route};
 use hermes_ndn::MAX_PACKET;
-use hermes_ndn::lp::Fragmenter;
 use hermes_net::udp::{self, UdpSocket};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
-use super::link::{FrameJoiner, frames, read_packets, write_packets};
+use super::link::{DatagramLink, count_lost, next_frames, read_packets, write_packets};
 use super::packet_stream::{PacketStream, QUEUE_PACKETS};
 use crate::{Architecture, Opening};
 use hermes_outbound::outbound::Outbound;
@@ -38,7 +37,7 @@ pub(crate) struct Face {
 /// NDN, as a route with `terminate: {ndn: ...}` uses it for sessions of packets.
 pub(crate) struct Ndn<'a> {
     pub(crate) outbound: &'a Rc<Outbound>,
-    pub(crate) uri: &'a FaceUri,
+    pub(crate) config: &'a FaceConfig,
     pub(crate) route: &'a Route,
 }
 
@@ -55,8 +54,8 @@ impl Architecture for Ndn<'_> {
     /// Connects to the forwarder. The errors are those of [`connect_face`].
     fn open<'a>(&'a self, entry: &'a SessionEntry) -> Opening<'a> {
         Box::pin(async move {
-            let face = connect_face(self.outbound, entry, self.uri, self.route).await?;
-            *entry.peer.borrow_mut() = Some(label(self.uri, self.route));
+            let face = connect_face(self.outbound, entry, self.config, self.route).await?;
+            *entry.peer.borrow_mut() = Some(label(&self.config.uri, self.route));
             Ok(ByteStream::Boxed(Box::new(PacketStream::new(face.from_face, face.to_face))))
         })
     }
@@ -69,15 +68,15 @@ impl Architecture for Ndn<'_> {
 pub(crate) async fn connect_face(
     worker: &Rc<Outbound>,
     entry: &SessionEntry,
-    uri: &FaceUri,
+    config: &FaceConfig,
     route: &Route,
 ) -> Result<Face, Error> {
-    let label = label(uri, route);
+    let label = label(&config.uri, route);
     *entry.peer.borrow_mut() = Some(label.clone());
     let within = route.timeout.connect;
     let failed = |source| Error::no_connection(&worker.shared.metrics, &label, source);
     let late = |missing| Error::ConnectTimeout { peer: label.clone(), missing, after: within };
-    match uri {
+    match &config.uri {
         FaceUri::Tcp(target) => {
             let io = connect(worker, &destination(target, &label), within).await?;
             Ok(over_stream(worker, io))
@@ -87,7 +86,7 @@ pub(crate) async fn connect_face(
             let found = found.map_err(|_| late("get an address"))??;
             let address =
                 found.now().first().ok_or_else(|| Error::Resolve(format!("{} has no address", target.host)))?;
-            over_datagrams(worker, (*address, target.port).into()).map_err(failed)
+            over_datagrams(worker, (*address, target.port).into(), config.reliable).map_err(failed)
         }
         FaceUri::Unix(path) => {
             let connected = tokio::time::timeout(within, UnixStream::connect(&**path)).await;
@@ -133,7 +132,7 @@ fn over_stream(worker: &Rc<Outbound>, stream: impl AsyncRead + AsyncWrite + Unpi
     Face { to_face, from_face }
 }
 
-fn over_datagrams(worker: &Rc<Outbound>, forwarder: SocketAddr) -> io::Result<Face> {
+fn over_datagrams(worker: &Rc<Outbound>, forwarder: SocketAddr, is_reliable: bool) -> io::Result<Face> {
     let socket = udp::connect(forwarder)?;
     hermes_net::host::spare(&socket)?;
     let peer = socket.peer_addr()?;
@@ -141,8 +140,9 @@ fn over_datagrams(worker: &Rc<Outbound>, forwarder: SocketAddr) -> io::Result<Fa
     let mtu = udp::whole_payload(forwarder).unwrap_or(MAX_PACKET);
     let (to_tunnel, from_face) = mpsc::channel(QUEUE_PACKETS);
     let (to_face, packets) = mpsc::channel(QUEUE_PACKETS);
-    worker.spawn(receive(worker.clone(), socket.clone(), to_tunnel, to_face.downgrade()));
-    worker.spawn(send(worker.clone(), socket, peer, packets, mtu));
+    let link = Rc::new(RefCell::new(DatagramLink::new(mtu, is_reliable, worker.random().1)));
+    worker.spawn(receive(worker.clone(), socket.clone(), link.clone(), to_tunnel, to_face.downgrade()));
+    worker.spawn(send(worker.clone(), socket, link, peer, packets));
     Ok(Face { to_face, from_face })
 }
 
@@ -150,10 +150,10 @@ fn over_datagrams(worker: &Rc<Outbound>, forwarder: SocketAddr) -> io::Result<Fa
 async fn receive(
     worker: Rc<Outbound>,
     socket: Rc<UdpSocket>,
+    link: Rc<RefCell<DatagramLink>>,
     to_tunnel: mpsc::Sender<Bytes>,
     to_face: mpsc::WeakSender<Bytes>,
 ) {
-    let mut joiner = FrameJoiner::new();
     let mut datagrams = Vec::new();
     loop {
         let receiving = std::future::poll_fn(|cx| {
@@ -169,12 +169,12 @@ async fn receive(
             worker.shared.metrics.dropped("send-failed", 1);
         }
         for datagram in datagrams.drain(..) {
-            let Ok(received) = joiner.take(datagram, Duration::from_millis(worker.now())) else {
+            let Ok(received) = link.borrow_mut().take(datagram) else {
                 worker.shared.metrics.dropped("ndn-malformed", 1);
                 continue;
             };
-            if let (Some(answer), Some(to_face)) = (received.answer, to_face.upgrade()) {
-                let _ = to_face.try_send(answer);
+            if let Some(to_face) = to_face.upgrade() {
+                received.answers.into_iter().for_each(|answer| drop(to_face.try_send(answer)));
             }
             if let Some(packet) = received.packet
                 && to_tunnel.send(packet.encode()).await.is_err()
@@ -189,13 +189,13 @@ async fn receive(
 async fn send(
     worker: Rc<Outbound>,
     socket: Rc<UdpSocket>,
+    link: Rc<RefCell<DatagramLink>>,
     peer: SocketAddr,
     mut packets: mpsc::Receiver<Bytes>,
-    mtu: usize,
 ) {
-    let mut fragmenter = Fragmenter::new(worker.random().1);
-    while let Some(packet) = packets.recv().await {
-        for frame in frames(&mut fragmenter, packet, mtu) {
+    while let Some(frames) = next_frames(&link, &mut packets, |packet| packet).await {
+        count_lost(&worker, &link);
+        for frame in frames {
             if socket.send(peer, &frame).await.is_err() {
                 worker.shared.metrics.dropped("send-failed", 1);
             }

@@ -99,7 +99,7 @@ impl Forwarders {
             *entry.peer.borrow_mut() = Some(label(&config.uri, route));
             return Ok(forwarder.join(to_face, true));
         }
-        let face = connect_face(worker, entry, &config.uri, route).await?;
+        let face = connect_face(worker, entry, config, route).await?;
         // Another request may have connected one meanwhile.
         if let Some(to_face) = forwarder.open_face() {
             return Ok(forwarder.join(to_face, true));

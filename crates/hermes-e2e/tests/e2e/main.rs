@@ -21,6 +21,7 @@ mod messages;
 mod ndn;
 mod ndn_content;
 mod ndn_gateway;
+mod ndn_reliability;
 mod node_log;
 mod quic;
 mod rate_limit;

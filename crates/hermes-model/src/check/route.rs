@@ -225,6 +225,7 @@ fn require_keys(section: &section::Terminate, at: &str, report: &mut Report) {
     let ndn = section.ndn.is_some();
     require("anchors", !section.anchors.is_empty(), "ndn", ndn);
     require("accept-digest", section.accept_digest, "ndn", ndn);
+    require("reliable", section.reliable, "ndn", ndn);
     let rina = section.rina.is_some();
     require("dif", section.dif.is_some(), "rina", rina);
     require("dif-key", section.dif_key.is_some(), "rina", rina);
@@ -308,7 +309,11 @@ fn build_face(section: &section::Terminate, uri: &FaceUri, at: &str, names: &Nam
         anchors.extend(path.map(|path| (prefix.0.clone(), path)));
     }
     anchors.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.matches('/').count()));
-    Face { uri: uri.clone(), anchors, accept_digest: section.accept_digest }
+    if section.reliable && !matches!(uri, FaceUri::Udp(_)) {
+        report
+            .problem(format!("{at}.reliable"), "reliable requires a UDP face; remove it, because streams are reliable");
+    }
+    Face { uri: uri.clone(), anchors, accept_digest: section.accept_digest, reliable: section.reliable }
 }
 
 /// Reports keys that only dialled hosts have.

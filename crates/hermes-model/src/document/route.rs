@@ -217,6 +217,9 @@ pub struct Terminate {
     /// Accept content with a digest instead of a signature, which anybody can make (`ndn`, for `http` sessions).
     #[serde(default, skip_serializing_if = "is_default")]
     pub accept_digest: bool,
+    /// Send frames over UDP again that the forwarder does not acknowledge (`ndn`).
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reliable: bool,
     /// Destinations for the same sessions, of which the best is used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub race: Vec<Terminate>,

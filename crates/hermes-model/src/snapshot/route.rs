@@ -176,6 +176,8 @@ pub struct Face {
     pub anchors: Vec<(Arc<str>, PathBuf)>,
     /// Content that is protected by a digest alone is accepted.
     pub accept_digest: bool,
+    /// Frames over UDP that are not acknowledged are sent again.
+    pub reliable: bool,
 }
 
 /// A neighbour in a DIF, at which applications are reached by name (RINA).

@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_architecture::ndn::link::{FrameJoiner, frames, read_packets, write_packets};
+use hermes_architecture::ndn::link::{DatagramLink, count_lost, next_frames, read_packets, write_packets};
 use hermes_architecture::ndn::packet_stream::{PacketStream, QUEUE_PACKETS};
 use hermes_model::authority::Authority;
 use hermes_model::facts::{Kind, Trust};
 use hermes_model::snapshot::{Listener, ListenerProtocol, Ndn};
-use hermes_ndn::lp::{Fragmenter, LpPacket, NackReason};
+use hermes_ndn::lp::{LpPacket, NackReason};
 use hermes_ndn::packet::{INTEREST, name_of};
 use hermes_ndn::{MAX_PACKET, Name};
 use hermes_net::udp::{self, UdpSocket};
@@ -242,7 +242,7 @@ pub(super) async fn serve(
 /// The face of one source of datagrams.
 struct UdpFace {
     face: Rc<Face>,
-    frames: FrameJoiner,
+    link: Rc<RefCell<DatagramLink>>,
     _share: Share,
 }
 
@@ -301,12 +301,12 @@ fn take_datagram(
         faces.known.insert(source, face);
     }
     let Some(known) = faces.known.get_mut(&source) else { return };
-    let Ok(received) = known.frames.take(datagram, Duration::from_millis(worker.now())) else {
+    let Ok(received) = known.link.borrow_mut().take(datagram) else {
         metrics.dropped("ndn-malformed", 1);
         return;
     };
     let face = &known.face;
-    received.answer.map(|answer| face.to_face.try_send(answer));
+    received.answers.into_iter().for_each(|answer| drop(face.to_face.try_send(answer)));
     let Some(packet) = received.packet else { return };
     let sent = match face.destination_of(&packet) {
         Some(PacketDestination::Session(session)) => {
@@ -332,26 +332,38 @@ fn begin_face(worker: &Rc<Worker>, name: &Arc<str>, socket: &Rc<UdpSocket>, sour
     let share = flow_table::take(worker, &state.flows, &trust, source.ip())?;
     let (to_face, queue) = mpsc::channel(QUEUE_PACKETS);
     let face = Face::new(worker, (&state.listener, ndn), (source, trust), None, to_face);
-    worker.spawn(send_all(face.clone(), socket.clone(), queue));
-    Some(UdpFace { face, frames: FrameJoiner::new(), _share: share })
+    // The kernel knows the path; without a route, nothing can be sent anyway.
+    let mtu = udp::whole_payload(source).unwrap_or(MAX_PACKET);
+    let link = Rc::new(RefCell::new(DatagramLink::new(mtu, false, worker.random().1)));
+    worker.spawn(send_all(face.clone(), socket.clone(), link.clone(), queue));
+    Some(UdpFace { face, link, _share: share })
 }
 
 /// Sends packets to a source of datagrams until its face and all sessions have gone.
-async fn send_all(face: Rc<Face>, socket: Rc<UdpSocket>, mut queue: mpsc::Receiver<Bytes>) {
+async fn send_all(
+    face: Rc<Face>,
+    socket: Rc<UdpSocket>,
+    link: Rc<RefCell<DatagramLink>>,
+    mut queue: mpsc::Receiver<Bytes>,
+) {
     let (worker, source) = (face.worker.clone(), face.source);
     let congested = Rc::downgrade(&face);
     drop(face);
-    // The kernel knows the path; without a route, nothing can be sent anyway.
-    let mtu = udp::whole_payload(source).unwrap_or(MAX_PACKET);
-    let mut fragmenter = Fragmenter::new(worker.random().1);
-    while let Some(mut packet) = queue.recv().await {
-        if congested.upgrade().is_some_and(|face| face.is_congested.replace(false))
+    let mark = |packet: Bytes| {
+        if let Some(face) = congested.upgrade()
+            && face.is_congested.get()
             && let Ok(frame) = LpPacket::decode(packet.clone())
+            && frame.fragment.is_some()
         {
+            face.is_congested.set(false);
             worker.shared.metrics.limit("ndn-congestion");
-            packet = LpPacket { congestion: Some(1), ..frame }.encode();
+            return LpPacket { congestion: Some(1), ..frame }.encode();
         }
-        for frame in frames(&mut fragmenter, packet, mtu) {
+        packet
+    };
+    while let Some(frames) = next_frames(&link, &mut queue, mark).await {
+        count_lost(&worker, &link);
+        for frame in frames {
             let sent = socket.send(source, &frame);
             if sent.await.is_err() {
                 worker.shared.metrics.dropped("send-failed", 1);
