@@ -72,31 +72,32 @@ pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
-/// Keeps urgent data (RFC 6093) in the stream. Otherwise, the kernel removes its byte, and a program that expects none
-/// never receives it.
-pub fn keep_urgent_in_band(stream: &TcpStream) {
+/// Delivers urgent data (RFC 6093) in the stream. Otherwise, a normal read skips the urgent byte.
+pub fn set_urgent_inline(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_out_of_band_inline(true);
 }
 
 /// The request of ioctl(2) that sockatmark(3) makes (asm-generic/sockios.h), which the libc crate lacks.
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
-/// Whether the next byte to read is urgent. A read ends before it.
+/// True if the read position is at the urgent mark, even before the urgent byte has arrived. Reads stop there.
 #[allow(unsafe_code)]
 pub fn is_at_urgent(stream: &TcpStream) -> bool {
-    let mut is_there: libc::c_int = 0;
+    let mut at_mark: libc::c_int = 0;
     // SAFETY: the call writes one int, to which the pointer leads.
-    unsafe { libc::ioctl(stream.as_raw_fd(), SIOCATMARK as _, &raw mut is_there) == 0 && is_there != 0 }
+    unsafe { libc::ioctl(stream.as_raw_fd(), SIOCATMARK as _, &raw mut at_mark) == 0 && at_mark != 0 }
 }
 
-/// Reads bytes that have arrived, at most `most`, whatever the runtime knows of them. `None`: there are none. Empty: the
-/// peer has ended its direction.
+/// Reads at most `most` bytes from the socket directly. A read that stops at the urgent mark clears the readiness that
+/// tokio knows, although more bytes may wait. `None`: no byte has arrived. Empty: the peer has ended its direction.
 ///
 /// # Errors
 /// The connection is broken.
 pub fn read_arrived(stream: &TcpStream, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::with_capacity(most);
-    match SockRef::from(stream).recv(bytes.spare_capacity_mut()) {
+    let room = bytes.spare_capacity_mut();
+    let most = most.min(room.len());
+    match SockRef::from(stream).recv(&mut room[..most]) {
         Ok(count) => {
             // SAFETY: the call has written that many bytes.
             #[allow(unsafe_code)]

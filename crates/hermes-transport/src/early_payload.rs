@@ -45,7 +45,7 @@ impl EarlyReader for ByteStream {
     fn poll_early(&mut self, cx: &mut Context<'_>, _: usize) -> Poll<io::Result<Option<(Bytes, usize)>>> {
         // Urgent data is left to the relay, which counts it. The caller waits for the response as well, so no waker is
         // registered.
-        if self.spliceable().is_some_and(tcp::is_at_urgent) {
+        if self.plain_tcp().is_some_and(tcp::is_at_urgent) {
             return Poll::Pending;
         }
         self.poll_read(cx).map_ok(|chunk| chunk.map(counted))

@@ -65,7 +65,7 @@ pub struct ReasonLabels {
 
 /// The label of urgent bytes: `urgent` or `in-band`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct CarriedLabels {
+pub struct UrgentLabels {
     pub carried: &'static str,
 }
 
@@ -147,7 +147,7 @@ pub struct Metrics {
     pub quic_sent: Counter,
     pub quic_lost: Counter,
     pub datagrams_dropped: Family<ReasonLabels, Counter>,
-    tcp_urgent: Family<CarriedLabels, Counter>,
+    tcp_urgent: Family<UrgentLabels, Counter>,
     pub retries: Counter,
     pub custody_replays: Counter,
     pub custody_joins: Counter,
@@ -307,7 +307,7 @@ impl Metrics {
             self.quic_forwarded.clone(),
         );
         registry.register("datagrams_dropped", "Datagrams dropped, by reason", self.datagrams_dropped.clone());
-        registry.register("tcp_urgent", "Urgent bytes of TCP, by how they left", self.tcp_urgent.clone());
+        registry.register("tcp_urgent", "Urgent bytes of TCP, by how they were forwarded", self.tcp_urgent.clone());
         registry.register("retries", "Retried requests", self.retries.clone());
         self.register_treatments(registry);
         registry.register("upstream_connects", "Connections opened", self.upstream_connects.clone());
@@ -408,9 +408,9 @@ impl Metrics {
     }
 
     /// Counts an urgent byte, which stays urgent or becomes an ordinary one.
-    pub fn urgent(&self, stays_urgent: bool) {
+    pub fn count_urgent(&self, stays_urgent: bool) {
         let carried = if stays_urgent { "urgent" } else { "in-band" };
-        self.tcp_urgent.get_or_create(&CarriedLabels { carried }).inc();
+        self.tcp_urgent.get_or_create(&UrgentLabels { carried }).inc();
     }
 
     /// Renders all metrics as Prometheus (OpenMetrics) text.

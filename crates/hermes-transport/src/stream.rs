@@ -34,14 +34,16 @@ const TLS_CHUNK: usize = 16 << 10;
 
 /// A byte stream.
 pub enum ByteStream {
-    /// A socket. `ahead` are bytes that were already read from it. `_lease` counts the connection towards the limit of
-    /// its endpoint; `None` for a connection without such a limit.
+    /// A socket. `ahead` are bytes that were already read from it. `is_http_tunnel`: an HTTP/1.1 proxy is at the other
+    /// end. `is_after_urgent`: a read stopped at urgent data, so tokio may not know of further bytes. `_lease` counts the
+    /// connection towards the limit of its endpoint; `None` for a connection without such a limit.
     Io {
         io: Io,
         ahead: Bytes,
         buffer: BytesMut,
         most: usize,
         is_http_tunnel: bool,
+        is_after_urgent: bool,
         _lease: Option<Box<dyn StreamLease>>,
     },
     /// A multiplexed stream of HTTP/2 or HTTP/3. `datagrams` are the HTTP datagrams of its request; `None` if the
@@ -55,6 +57,14 @@ pub enum ByteStream {
     },
     /// A stream of a less frequent kind: the two bodies of a POST, or bytes in custody.
     Boxed(Box<dyn BoxedStream>),
+}
+
+/// What a stream has received.
+pub enum Received {
+    /// Bytes of the stream.
+    Chunk(Bytes),
+    /// A byte that the peer marked as urgent (TCP, RFC 6093).
+    Urgent(u8),
 }
 
 /// The lease of a connection to an endpoint, or of a stream on one. The stream owns it for its lifetime.
@@ -100,9 +110,10 @@ impl ByteStream {
 
     fn of_io(io: Io, ahead: Bytes, is_http_tunnel: bool, lease: Option<Box<dyn StreamLease>>) -> Self {
         if let Io::Plain(tcp) = &io {
-            tcp::keep_urgent_in_band(tcp);
+            tcp::set_urgent_inline(tcp);
         }
-        ByteStream::Io { io, ahead, buffer: BytesMut::new(), most: FIRST_CHUNK, is_http_tunnel, _lease: lease }
+        let (buffer, most, is_after_urgent) = (BytesMut::new(), FIRST_CHUNK, false);
+        ByteStream::Io { io, ahead, buffer, most, is_http_tunnel, is_after_urgent, _lease: lease }
     }
 
     pub fn multiplexed(recv: Receiver, send: Sender, lease: Option<Box<dyn StreamLease>>) -> Self {
@@ -168,32 +179,46 @@ impl ByteStream {
         }
     }
 
-    /// Returns the next received chunk, or `None` at the clean end of the receiving direction.
+    /// Returns the next received chunk, or `None` at the clean end of the receiving direction. Urgent data is part of the
+    /// stream.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        match self {
-            ByteStream::Io { io, ahead, buffer, most, .. } => {
+        self.poll_receive(cx).map_ok(|received| match received? {
+            Received::Chunk(chunk) => Some(chunk),
+            Received::Urgent(byte) => Some(Bytes::copy_from_slice(&[byte])),
+        })
+    }
+
+    /// As [`poll_read`](Self::poll_read), and tells urgent data apart.
+    pub fn poll_receive(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Received>>> {
+        let read = match self {
+            ByteStream::Io { io, ahead, buffer, most, is_after_urgent, .. } => {
                 if !ahead.is_empty() {
-                    return Poll::Ready(Ok(Some(std::mem::take(ahead))));
+                    return Poll::Ready(Ok(Some(Received::Chunk(std::mem::take(ahead)))));
+                }
+                if let Io::Plain(tcp) = io
+                    && let Some(received) = receive_around_mark(tcp, is_after_urgent)?
+                {
+                    return Poll::Ready(Ok(received));
                 }
                 poll_read_io(io, buffer, most, cx)
             }
             ByteStream::Multiplexed { recv, .. } => poll_read_half(recv, cx, usize::MAX),
             ByteStream::Boxed(stream) => stream.poll_read(cx),
-        }
+        };
+        read.map_ok(|chunk| chunk.map(Received::Chunk))
     }
 
-    /// Returns the socket of the stream if the next byte to read is on plain TCP: no TLS, and no bytes that were read
-    /// ahead. The kernel can move its bytes.
-    pub fn spliceable(&self) -> Option<&TcpStream> {
+    /// Returns the socket of a stream over plain TCP, if no bytes were read ahead. The kernel can move its bytes.
+    pub fn plain_tcp(&self) -> Option<&TcpStream> {
         match self {
             ByteStream::Io { io: Io::Plain(tcp), ahead, .. } if ahead.is_empty() => Some(tcp),
             _ => None,
         }
     }
 
-    /// Returns the socket of the stream if its peer receives urgent data as such. A proxy at the end of an HTTP tunnel may
-    /// lose it.
-    pub fn takes_urgent(&self) -> Option<&TcpStream> {
+    /// Returns the socket of the stream if urgent data can be sent on it. `None` for an HTTP tunnel: the next proxy may drop
+    /// the urgent byte.
+    pub fn urgent_sink(&self) -> Option<&TcpStream> {
         match self {
             ByteStream::Io { io: Io::Plain(tcp), is_http_tunnel: false, .. } => Some(tcp),
             _ => None,
@@ -290,6 +315,22 @@ impl ByteStream {
             ByteStream::Boxed(stream) => stream.abort(),
         }
     }
+}
+
+/// Reads the urgent byte, or the bytes that have arrived after it. The outer `None`: there are neither. The inner one: the
+/// peer has ended its direction.
+fn receive_around_mark(tcp: &TcpStream, is_after_urgent: &mut bool) -> io::Result<Option<Option<Received>>> {
+    let is_urgent = tcp::is_at_urgent(tcp);
+    if !is_urgent && !*is_after_urgent {
+        return Ok(None);
+    }
+    let read = tcp::read_arrived(tcp, if is_urgent { 1 } else { CHUNK })?;
+    *is_after_urgent = read.is_some();
+    Ok(read.map(|bytes| match bytes.as_slice() {
+        [] => None,
+        [byte] if is_urgent => Some(Received::Urgent(*byte)),
+        _ => Some(Received::Chunk(bytes.into())),
+    }))
 }
 
 fn poll_read_io(

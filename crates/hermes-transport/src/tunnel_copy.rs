@@ -19,7 +19,7 @@ use hermes_net::tcp;
 use crate::datagram::CLOSE_TIMEOUT;
 use crate::error::Error;
 use crate::runtime::session::{Phase, Session};
-use crate::stream::{ByteStream, CHUNK, has_parted};
+use crate::stream::{ByteStream, CHUNK, Received, has_parted};
 
 /// The maximum number of steps of one direction before other tasks of the worker run.
 const CHUNKS_A_TURN: usize = 32;
@@ -32,8 +32,7 @@ enum State {
     /// The kernel moves the bytes from socket to socket.
     Splicing,
     Writing,
-    /// The chunk is one byte, which is sent as urgent data.
-    WritingUrgent,
+    WritingUrgent(u8),
     Flushing,
     Finishing,
     /// The sink wants no more bytes, which is no error. The source is still read, because closing a socket with unread
@@ -54,8 +53,6 @@ struct Direction {
     pipe: Option<Pipe>,
     /// The last read filled its buffer, so that more bytes are likely.
     is_bulk: bool,
-    /// Urgent data has ended a read, so the runtime does not know whether more bytes have arrived.
-    is_after_urgent: bool,
 }
 
 /// The side of a tunnel that failed, and its error.
@@ -132,7 +129,7 @@ fn poll_broken_off(
     up: &mut Direction,
     down: &Direction,
 ) -> Poll<Failure> {
-    if matches!(up.state, State::Done | State::Writing | State::WritingUrgent)
+    if matches!(up.state, State::Done | State::Writing | State::WritingUrgent(_))
         && let Poll::Ready(error) = downstream.poll_reset(cx)
     {
         return Poll::Ready(Failure::Client(error));
@@ -163,19 +160,12 @@ fn named(failure: Failure, session: &Session) -> Error {
 
 impl Direction {
     fn new(from_client: bool) -> Self {
-        Self {
-            state: State::Reading,
-            chunk: Bytes::new(),
-            from_client,
-            pipe: None,
-            is_bulk: false,
-            is_after_urgent: false,
-        }
+        Self { state: State::Reading, chunk: Bytes::new(), from_client, pipe: None, is_bulk: false }
     }
 
     /// Bytes wait for the sink.
     fn is_blocked(&self) -> bool {
-        matches!(self.state, State::Writing | State::WritingUrgent)
+        matches!(self.state, State::Writing | State::WritingUrgent(_))
             || self.pipe.as_ref().is_some_and(|pipe| !pipe.is_empty())
     }
 
@@ -192,23 +182,12 @@ impl Direction {
         let mut turn = 0;
         while turn < CHUNKS_A_TURN {
             turn += 1;
-            if self.state == State::Reading
-                && let Some(next) = self.read_urgent(source, sink, session)
-            {
-                self.state = next.map_err(from_source)?;
-                continue;
-            }
             match self.state {
-                State::WritingUrgent => match self.poll_write_urgent(cx, sink, session).map_err(from_sink)? {
-                    Poll::Ready(next) => self.state = next,
-                    Poll::Pending => return Poll::Pending,
-                },
-                State::Reading => match source.poll_read(cx) {
-                    Poll::Ready(Ok(Some(chunk))) => {
-                        self.is_bulk = chunk.len() >= CHUNK;
-                        self.chunk = chunk;
-                        self.state = State::Writing;
-                    }
+                State::WritingUrgent(byte) => {
+                    ready!(self.poll_write_urgent(byte, cx, sink, session).map_err(from_sink))?;
+                }
+                State::Reading => match source.poll_receive(cx) {
+                    Poll::Ready(Ok(Some(received))) => self.state = self.take(received, sink, session),
                     Poll::Ready(Ok(None)) => self.state = State::Finishing,
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(from_source(error))),
                     Poll::Pending => return Poll::Pending,
@@ -265,50 +244,39 @@ impl Direction {
         Poll::Pending
     }
 
-    /// Reads urgent data, or what has arrived after it, and returns the next state. `None` if there is neither.
-    fn read_urgent(&mut self, source: &ByteStream, sink: &ByteStream, session: &Session) -> Option<io::Result<State>> {
-        let from = source.spliceable()?;
-        let is_urgent = tcp::is_at_urgent(from);
-        if !is_urgent && !self.is_after_urgent {
-            return None;
+    /// Returns the state in which received bytes are sent.
+    fn take(&mut self, received: Received, sink: &ByteStream, session: &Session) -> State {
+        match received {
+            Received::Chunk(chunk) => {
+                self.is_bulk = chunk.len() >= CHUNK;
+                self.chunk = chunk;
+                State::Writing
+            }
+            Received::Urgent(byte) => {
+                let stays_urgent = sink.urgent_sink().is_some();
+                session.worker.shared.metrics.count_urgent(stays_urgent);
+                self.is_bulk = false;
+                self.chunk = Bytes::copy_from_slice(&[byte]);
+                if stays_urgent { State::WritingUrgent(byte) } else { State::Writing }
+            }
         }
-        self.is_after_urgent = true;
-        let read = match tcp::read_arrived(from, if is_urgent { 1 } else { CHUNK }) {
-            Ok(Some(read)) => read,
-            Ok(None) => {
-                self.is_after_urgent = false;
-                return None;
-            }
-            Err(error) => return Some(Err(error)),
-        };
-        self.is_bulk = false;
-        self.chunk = Bytes::from(read);
-        let next = match (self.chunk.is_empty(), is_urgent) {
-            (true, _) => State::Finishing,
-            (false, false) => State::Writing,
-            (false, true) => {
-                let stays_urgent = sink.takes_urgent().is_some();
-                session.worker.shared.metrics.urgent(stays_urgent);
-                if stays_urgent { State::WritingUrgent } else { State::Writing }
-            }
-        };
-        Some(Ok(next))
     }
 
-    /// Sends the chunk as urgent data, and returns the next state.
+    /// Sends the chunk, which is one byte, as urgent data.
     fn poll_write_urgent(
         &mut self,
+        byte: u8,
         cx: &mut Context<'_>,
         sink: &ByteStream,
         session: &Session,
-    ) -> Poll<io::Result<State>> {
-        let (Some(to), Some(byte)) = (sink.takes_urgent(), self.chunk.first()) else {
-            return Poll::Ready(Ok(State::Writing));
-        };
-        ready!(tcp::poll_send_urgent(to, *byte, cx))?;
-        self.count(1, session);
+    ) -> Poll<io::Result<()>> {
+        if let Some(to) = sink.urgent_sink() {
+            ready!(tcp::poll_send_urgent(to, byte, cx))?;
+            self.count(1, session);
+        }
         self.chunk = Bytes::new();
-        Poll::Ready(Ok(State::Reading))
+        self.state = State::Reading;
+        Poll::Ready(Ok(()))
     }
 
     /// Moves bytes from socket to socket, and sets the next state. An idle direction holds no pipe.
@@ -319,7 +287,7 @@ impl Direction {
         sink: &ByteStream,
         moved: &mut usize,
     ) -> Poll<Result<(), MoveError>> {
-        let (Some(from), Some(to)) = (source.spliceable(), sink.spliceable()) else {
+        let (Some(from), Some(to)) = (source.plain_tcp(), sink.plain_tcp()) else {
             self.state = State::Reading;
             return Poll::Ready(Ok(()));
         };
@@ -333,8 +301,9 @@ impl Direction {
         };
         if pipe.is_empty() {
             match pipe.poll_fill(cx, from) {
+                // At the urgent mark, nothing is moved. After the peer's FIN, that looks like the end.
                 Poll::Ready(Ok(0)) => {
-                    self.state = State::Finishing;
+                    self.state = if tcp::is_at_urgent(from) { State::Reading } else { State::Finishing };
                     return Poll::Ready(Ok(()));
                 }
                 Poll::Ready(Ok(_)) => {}

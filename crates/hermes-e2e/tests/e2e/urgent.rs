@@ -4,7 +4,7 @@
 //! In: streams with an urgent byte in the middle or at the end, short and long. Out: all bytes in order, and the metric.
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
 use hermes_testkit::binary::hermes;
@@ -35,11 +35,14 @@ fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251 * 31 % 251) as u8).collect()
 }
 
-/// Sends the bytes of a case. The connection stays open afterwards.
-fn send(mut client: &TcpStream, before: usize, after: usize) {
+/// Sends the bytes of a case. The connection stays open afterwards, or `ends`.
+fn send(mut client: &TcpStream, (before, after): (usize, usize), ends: bool) {
     client.write_all(&pattern(before)).unwrap();
     SockRef::from(client).send_out_of_band(&[URGENT]).unwrap();
     client.write_all(&pattern(after)).unwrap();
+    if ends {
+        client.shutdown(Shutdown::Write).unwrap();
+    }
 }
 
 /// Receives a byte that the sender marked as urgent.
@@ -60,14 +63,23 @@ fn read(mut server: &TcpStream, length: usize) -> Vec<u8> {
 
 /// Connects and sends while the other end is read, which `receive` does.
 async fn exchange(to: SocketAddr, origin: &TcpListener, case: (usize, usize), receive: fn(&TcpStream, (usize, usize))) {
-    let (origin, (before, after)) = (origin.try_clone().unwrap(), case);
-    let sending = spawn_blocking(move || {
-        let client = TcpStream::connect(to).unwrap();
-        send(&client, before, after);
-        client
-    });
-    spawn_blocking(move || receive(&origin.accept().unwrap().0, case)).await.unwrap();
-    sending.await.unwrap();
+    for ends in [false, true] {
+        let origin = origin.try_clone().unwrap();
+        let sending = spawn_blocking(move || {
+            let client = TcpStream::connect(to).unwrap();
+            send(&client, case, ends);
+            client
+        });
+        let receiving = spawn_blocking(move || {
+            let mut server = origin.accept().unwrap().0;
+            receive(&server, case);
+            if ends {
+                assert_eq!(server.read(&mut [0]).unwrap(), 0);
+            }
+        });
+        receiving.await.unwrap();
+        sending.await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -84,7 +96,7 @@ async fn urgent_data_stays_urgent_in_one_box() {
         })
         .await;
     }
-    node.metric_reaches("hermes_tcp_urgent_total", "carried=\"urgent\"", CASES.len() as f64).await;
+    node.metric_reaches("hermes_tcp_urgent_total", "carried=\"urgent\"", 2.0 * CASES.len() as f64).await;
     node.assert_sound();
 }
 
@@ -105,7 +117,7 @@ async fn urgent_data_is_an_ordinary_byte_of_a_tunnel() {
             })
             .await;
         }
-        near.metric_reaches("hermes_tcp_urgent_total", "carried=\"in-band\"", CASES.len() as f64).await;
+        near.metric_reaches("hermes_tcp_urgent_total", "carried=\"in-band\"", 2.0 * CASES.len() as f64).await;
         near.assert_sound();
     }
 }
