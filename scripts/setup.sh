@@ -74,10 +74,11 @@ done
 ndnts=0.0.20250307
 mkdir -p "$tools/ndnts"
 cp crates/hermes-testkit/src/ndnts/forwarder.mjs "$tools/ndnts/"
-if [ ! -d "$tools/ndnts/node_modules/@ndn/fw" ]; then
+if [ "$(cat "$tools/ndnts/version" 2>/dev/null)" != "$ndnts" ]; then
   echo "setup: installing NDNts"
   npm install --prefix "$tools/ndnts" --no-fund --no-audit --no-save "@ndn/fw@$ndnts" "@ndn/l3face@$ndnts" \
     "@ndn/node-transport@$ndnts" "@ndn/packet@$ndnts" >"$tools/ndnts.log" 2>&1 \
+    && echo "$ndnts" >"$tools/ndnts/version" \
     || { echo "setup: MISSING NDNts; see $tools/ndnts.log"; tail -n 3 "$tools/ndnts.log"; }
 fi
 

@@ -1,7 +1,6 @@
 //! A race: a destination that several architectures reach, of which the best is kept.
 //!
-//! In: the architectures of a route, the first one preferred. Out: the flow that stands first, or the first of other
-//! results. Never: a change of a flow that stands: its bytes cannot be repeated.
+//! In: the architectures of a route, the first one preferred. Out: the first flow that opens, or the first response. Never: a change of a flow that stands: its bytes cannot be repeated.
 //!
 //! The preferred architecture has a head start (as in RFC 8305, Happy Eyeballs). If it fails, the next one starts at
 //! once. Now and then a session is a heat: all start together, so the others are measured, too. Another one becomes the
@@ -96,14 +95,9 @@ impl Standings {
         Some((standing.preferred, is_heat))
     }
 
-    /// Records that an alternative broke off, and which one has taken its place.
-    pub fn replaced(&self, route: &Route, facts: &Facts, failed: usize, by: usize) {
-        let key = (route.name.clone(), facts.authority.clone());
-        if let Some(standing) = self.by_destination.borrow_mut().get_mut(&key)
-            && standing.preferred == failed
-        {
-            standing.record(by, false, true);
-        }
+    /// Records that an alternative has taken the place of one that broke off.
+    pub fn replaced(&self, route: &Route, facts: &Facts, by: usize) {
+        self.after(&(route.name.clone(), facts.authority.clone()), by, false, true);
     }
 
     /// Records the winner of a session.
@@ -139,31 +133,44 @@ impl Architecture for Race<'_> {
             let start = |at: usize| async move {
                 match all.get(at) {
                     Some(one) => one.open(entry).await,
-                    None => Err(nowhere()),
+                    None => Err(no_destination()),
                 }
             };
-            let session = (self.outbound, self.standings, self.route);
-            run(session, &entry.facts, all.len(), reaches, start).await.map(|(_, stream)| stream)
+            let of = RaceContext { outbound: self.outbound, standings: self.standings, route: self.route };
+            run(of, &entry.facts, all.len(), reaches, start).await.map(|(_, stream)| stream)
         })
     }
 }
 
-fn nowhere() -> Error {
-    Error::Malformed("no destination of the race serves the request".to_owned())
+fn no_destination() -> Error {
+    Error::Malformed("no destination of the race can serve this session".to_owned())
 }
 
-/// Starts the alternatives of a race, and returns the place and the result of the one that succeeds first. The others are
-/// dropped. `count` is their number, `reaches` tells whether one can serve the session.
+/// The race of one route on one worker.
+#[derive(Clone, Copy)]
+pub struct RaceContext<'a> {
+    /// The connections of the worker.
+    pub outbound: &'a Rc<Outbound>,
+    /// The results of the worker's races.
+    pub standings: &'a Standings,
+    /// The route.
+    pub route: &'a Route,
+}
+
+/// Starts the alternatives of a race, and returns the index and the result of the one that succeeds first. The others are
+/// dropped. `count` is their number, `reaches` tells whether one can serve the session. An error of the client, such as 404,
+/// tells nothing about an alternative, and changes no preference.
 ///
 /// # Errors
 /// The error of the preferred alternative, if none succeeds.
 pub async fn run<T, F: Future<Output = Result<T, Error>>>(
-    (outbound, standings, route): (&Rc<Outbound>, &Standings, &Route),
+    of: RaceContext<'_>,
     facts: &Facts,
     count: usize,
     reaches: impl Fn(usize) -> bool,
     start: impl Fn(usize) -> F,
 ) -> Result<(usize, T), Error> {
+    let RaceContext { outbound, standings, route } = of;
     let key = (route.name.clone(), facts.authority.clone());
     let known = standings.before(&key, outbound.now(), count);
     if known.is_none() {
@@ -171,40 +178,41 @@ pub async fn run<T, F: Future<Output = Result<T, Error>>>(
     }
     let (preferred, is_heat) = known.unwrap_or_default();
     let mut waiting = (0..count).map(|at| (preferred + at) % count).filter(|at| reaches(*at));
-    let begin = |at: usize| {
-        let running = start(at);
-        async move { (at, running.await) }
+    let indexed = |at: usize| {
+        let attempt = start(at);
+        async move { (at, attempt.await) }
     };
     let mut running = FuturesUnordered::new();
     let mut errors: Vec<(usize, Error)> = Vec::new();
     loop {
         if running.is_empty() || is_heat {
-            let more = if is_heat { count } else { 1 };
-            running.extend(waiting.by_ref().take(more).map(&begin));
+            let batch = if is_heat { count } else { 1 };
+            running.extend(waiting.by_ref().take(batch).map(&indexed));
         }
         let head_start = tokio::time::sleep(HEAD_START);
         let outcome = tokio::select! {
             outcome = running.next() => outcome,
             () = head_start => {
-                running.extend(waiting.by_ref().take(1).map(&begin));
+                running.extend(waiting.by_ref().take(1).map(&indexed));
                 continue;
             }
         };
         match outcome {
             Some((winner, Ok(result))) => {
                 let has_failed = errors.iter().any(|(at, _)| *at == preferred);
-                standings.after(&key, winner, is_heat, has_failed);
+                if !errors.iter().any(|(_, error)| error.status().is_client_error()) {
+                    standings.after(&key, winner, is_heat, has_failed);
+                }
                 return Ok((winner, result));
             }
             Some((at, Err(error))) => {
                 tracing::debug!(route = %route.name, alternative = at, %error, "a destination has failed");
                 errors.push((at, error));
-                running.extend(waiting.by_ref().take(1).map(&begin));
+                running.extend(waiting.by_ref().take(1).map(&indexed));
             }
-            // None is left.
             None => {
                 errors.sort_by_key(|(at, _)| (count + at - preferred) % count);
-                return Err(errors.into_iter().next().map_or_else(nowhere, |(_, error)| error));
+                return Err(errors.into_iter().next().map_or_else(no_destination, |(_, error)| error));
             }
         }
     }

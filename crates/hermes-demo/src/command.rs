@@ -99,8 +99,8 @@ enum Case {
         /// Fetch all four files of the paper 20 times, and 10000 short ones: takes two and a half hours
         #[arg(long)]
         full: bool,
-        /// Put a forwarder at both ends of each way: its command, which gets the address at which it serves programs over
-        /// TCP and UDP, and the face to which Interests go
+        /// Run this NDN forwarder at both ends of each way. The command is split at spaces. It gets two arguments: the
+        /// address to listen on, over TCP and UDP, and the face to which Interests go
         #[arg(long, value_name = "COMMAND")]
         forwarder: Option<String>,
         /// Print the result as JSON

@@ -156,9 +156,8 @@ async fn connect_one(
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     may_have(&socket)?;
     crate::socket_mark::apply(SockRef::from(&socket));
-    let stream = socket.connect(address).await?;
-    crate::tcp::tune(SockRef::from(&stream));
-    Ok(stream)
+    crate::tcp::tune(SockRef::from(&socket));
+    socket.connect(address).await
 }
 
 async fn race<T, F>(addresses: &Addresses, mut attempt: impl FnMut(IpAddr) -> F) -> io::Result<T>

@@ -57,24 +57,21 @@ pub fn listen_on_device(address: SocketAddr, device: &str) -> io::Result<std::ne
     Ok(socket.into())
 }
 
-/// Sets the options of every connected socket: no Nagle delay, keep-alive probes.
+/// Sets the options of every connected socket: no Nagle delay, keep-alive probes, and urgent data (RFC 6093) in the stream,
+/// of which a read otherwise skips the byte. To be called before the connection stands: urgent data may come first.
 ///
-/// Failures are ignored: a socket whose peer has closed refuses options, and the next read reports it.
+/// Failures are ignored: without an option, the connection works, too.
 pub(crate) fn tune(socket: SockRef<'_>) {
     let _ = socket.set_tcp_nodelay(true);
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
     let _ = socket.set_tcp_keepalive(&keepalive);
+    let _ = socket.set_out_of_band_inline(true);
 }
 
 /// Makes closing this socket send a reset, which shows the peer that not all its bytes were processed. After a FIN, the
 /// peer would assume that they were.
 pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
-}
-
-/// Delivers urgent data (RFC 6093) in the stream. Otherwise, a normal read skips the urgent byte.
-pub fn set_urgent_inline(stream: &TcpStream) {
-    let _ = SockRef::from(stream).set_out_of_band_inline(true);
 }
 
 /// The request of ioctl(2) that sockatmark(3) makes (asm-generic/sockios.h), which the libc crate lacks.

@@ -324,9 +324,8 @@ pub async fn connect_from(
     let socket = transparent_socket(Type::STREAM, Protocol::TCP, source, SPOOF_MARK)?;
     let socket = TcpSocket::from_std_stream(socket.into());
     may_have(&socket)?;
-    let stream = socket.connect(to).await?;
-    tcp::tune(SockRef::from(&stream));
-    Ok(stream)
+    tcp::tune(SockRef::from(&socket));
+    socket.connect(to).await
 }
 
 /// Receives the first datagram of an intercepted flow: its payload, source and destination. Cancel safe.

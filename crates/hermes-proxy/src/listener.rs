@@ -163,7 +163,7 @@ impl Acceptor {
                 let listener = TcpListener::from_std(listener)?;
                 let known = CurrentListener::new(worker, socket.name);
                 worker.spawn(async move {
-                    accept_all(here, listener, known, ending).await;
+                    accept_all(here, listener, known, ending, begin_tcp).await;
                     ended.set(());
                 });
             }
@@ -201,7 +201,7 @@ impl Acceptor {
                 let bound = tokio::net::UnixListener::from_std(bound)?;
                 let known = CurrentListener::new(worker, socket.name);
                 worker.spawn(async move {
-                    unix::accept_all(here, bound, known, ending).await;
+                    accept_all(here, bound, known, ending, unix::begin).await;
                     ended.set(());
                 });
             }
@@ -268,17 +268,49 @@ impl CurrentListener {
 /// The longest accept queue that `hermes_net::tcp` requests from the kernel.
 const MAX_ACCEPT_BACKLOG: usize = 4096;
 
-async fn accept_all(
+/// A socket that accepts connections.
+trait Accept: Sized {
+    type Stream;
+
+    /// Waits for the next connection. Cancel-safe.
+    async fn accept(&self) -> io::Result<(Self::Stream, SocketAddr)>;
+
+    /// Returns the `accept` of the kernel, because the runtime may not have reported the latest connections yet.
+    fn into_queue(self) -> io::Result<impl FnMut() -> io::Result<(Self::Stream, SocketAddr)>>;
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        TcpListener::accept(self).await
+    }
+
+    fn into_queue(self) -> io::Result<impl FnMut() -> io::Result<(TcpStream, SocketAddr)>> {
+        let listener = self.into_std()?;
+        Ok(move || {
+            let (tcp, source) = listener.accept()?;
+            tcp.set_nonblocking(true)?;
+            Ok((TcpStream::from_std(tcp)?, source))
+        })
+    }
+}
+
+/// Begins to serve a connection.
+type Begin<Stream> = fn(&Rc<Worker>, &mut CurrentListener, Stream, SocketAddr);
+
+async fn accept_all<A: Accept>(
     worker: Rc<Worker>,
-    listener: TcpListener,
+    listener: A,
     mut known: CurrentListener,
     ending: Rc<Oneshot<Ending>>,
+    begin: Begin<A::Stream>,
 ) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((tcp, source)) => {
-                    begin(&worker, &mut known, tcp, source);
+                Ok((stream, source)) => {
+                    begin(&worker, &mut known, stream, source);
                     // The connection is served first: the next `accept` usually returns `WouldBlock`. Displaced
                     // connections also close before more are accepted.
                     tokio::task::yield_now().await;
@@ -287,7 +319,7 @@ async fn accept_all(
             },
             _ = ending.wait() => {
                 // A handover drains the queue too: the other process may have no listener for this socket.
-                drain_queue(&worker, listener, &mut known);
+                drain_queue(&worker, listener, &mut known, begin);
                 return;
             }
         }
@@ -313,24 +345,19 @@ fn is_about_one_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Serves connections that the kernel has accepted: closing the socket would reset them. `accept` is called directly,
-/// because the runtime may not have reported the latest connections yet.
-fn drain_queue(worker: &Rc<Worker>, listener: TcpListener, known: &mut CurrentListener) {
-    let Ok(listener) = listener.into_std() else { return };
+/// Serves connections that the kernel has accepted: closing the socket would reset them.
+fn drain_queue<A: Accept>(worker: &Rc<Worker>, listener: A, known: &mut CurrentListener, begin: Begin<A::Stream>) {
+    let Ok(mut accept) = listener.into_queue() else { return };
     for _ in 0..MAX_ACCEPT_BACKLOG {
-        let accepted = listener.accept().and_then(|(tcp, source)| {
-            tcp.set_nonblocking(true)?;
-            Ok((TcpStream::from_std(tcp)?, source))
-        });
-        match accepted {
-            Ok((tcp, source)) => begin(worker, known, tcp, source),
+        match accept() {
+            Ok((stream, source)) => begin(worker, known, stream, source),
             Err(error) if is_about_one_connection(&error) => {}
             Err(_) => return,
         }
     }
 }
 
-fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, tcp: TcpStream, source: SocketAddr) {
+fn begin_tcp(worker: &Rc<Worker>, known: &mut CurrentListener, tcp: TcpStream, source: SocketAddr) {
     let Some((state, is_there)) = known.current(worker) else { return };
     let trust = trust_by_address(&state.listener, source);
     let Some(guard) = ConnectionGuard::take(worker, state.listener.clone(), source, &trust) else {
@@ -407,7 +434,7 @@ async fn serve_connection(
         ListenerProtocol::Ndn(config) => {
             connection.set_stage(worker, Stage::Idle);
             let Ready { io, source, trust, .. } = ready;
-            Box::pin(ndn::serve(worker, connection, config, io, (source, trust))).await;
+            Box::pin(ndn::serve(worker, connection, config, io, source, trust)).await;
         }
         ListenerProtocol::Socks5 => {
             connection.set_stage(worker, Stage::Head);

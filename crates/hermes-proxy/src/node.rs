@@ -111,13 +111,13 @@ pub struct Node {
 pub struct Bound {
     /// The listener's name.
     pub listener: Arc<str>,
-    /// Protocol of the listener in the document: `http`, `tcp` or `udp`.
+    /// Protocol of the listener in the document, such as `http`.
     pub protocol: &'static str,
-    /// Address or path of the socket.
+    /// Address or path of the socket, with the port that the system chose.
     pub address: BoundAddress,
 }
 
-/// The place of a listening socket.
+/// Address or path of a listening socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoundAddress {
     /// Address, with the port that the system chose.
@@ -234,6 +234,7 @@ impl Node {
     /// No file descriptor is left.
     pub async fn read_inherited(&mut self) -> Result<(), Vec<BuildError>> {
         self.read_orphans();
+        self.part_with_inherited();
         if let Some(resting) = self.resting_before.take().and_then(|fd| read_text(&fd).ok()) {
             self.services.given.go_on_resting(&resting);
         }
@@ -306,9 +307,7 @@ impl Node {
     async fn run(&mut self, generation: Arc<Generation>) -> Result<(), Vec<BuildError>> {
         let _kept = if self.closed { Vec::new() } else { self.await_going(&generation.snapshot).await };
         // Set before new listeners bind, and again with their actual addresses.
-        self.shared
-            .guard
-            .listen(&generation.snapshot, self.addresses().into_iter().filter_map(|bound| bound.address.socket()));
+        self.guard_addresses(&generation);
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // No step after this can fail.
@@ -316,14 +315,13 @@ impl Node {
         self.services.caches.follow(&generation.snapshot, &|route| self.shared.metrics.cache(route));
         let former = self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);
+        self.sockets.values_mut().flatten().for_each(Socket::keep);
         self.part_with_orphans();
         self.bound = bound;
         self.part_with_unused();
         self.follow_captures(&generation.snapshot);
         self.current.store(generation.clone());
-        self.shared
-            .guard
-            .listen(&generation.snapshot, self.addresses().into_iter().filter_map(|bound| bound.address.socket()));
+        self.guard_addresses(&generation);
         self.shared.metrics.generation.set(generation.number as i64);
         let (mut sockets, mut queues) = (for_worker.into_iter(), queues.into_iter());
         let apply = |done| {
@@ -335,6 +333,12 @@ impl Node {
         self.watch_health(&generation);
         self.tell_certificates(&generation);
         Ok(())
+    }
+
+    /// Tells the guard of targets the addresses of this node.
+    fn guard_addresses(&self, generation: &Generation) {
+        let addresses = self.addresses().into_iter().filter_map(|bound| bound.address.socket());
+        self.shared.guard.listen(&generation.snapshot, addresses);
     }
 
     /// Performs every step that can fail.

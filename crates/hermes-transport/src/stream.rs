@@ -59,7 +59,7 @@ pub enum ByteStream {
     Boxed(Box<dyn BoxedStream>),
 }
 
-/// What a stream has received.
+/// Received bytes, or urgent data.
 pub enum Received {
     /// Bytes of the stream.
     Chunk(Bytes),
@@ -109,9 +109,6 @@ impl ByteStream {
     }
 
     fn of_io(io: Io, ahead: Bytes, is_http_tunnel: bool, lease: Option<Box<dyn StreamLease>>) -> Self {
-        if let Io::Plain(tcp) = &io {
-            tcp::set_urgent_inline(tcp);
-        }
         let (buffer, most, is_after_urgent) = (BytesMut::new(), FIRST_CHUNK, false);
         ByteStream::Io { io, ahead, buffer, most, is_http_tunnel, is_after_urgent, _lease: lease }
     }

@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -26,6 +27,7 @@ use http::header::{
 use http::{HeaderValue, Method, Response, StatusCode};
 use tokio::time::Instant;
 
+use super::face::label;
 use super::forwarder::{Closed, Consumer, Forwarders, random_nonce};
 use hermes_outbound::generation::Generation;
 use hermes_outbound::outbound::Outbound;
@@ -57,6 +59,7 @@ pub async fn serve(
     let name = name_of(&facts.method, facts.path.path())?;
     let join = || forwarders.join(worker, generation, entry, config, route);
     let limits = FetchLimits { patience: route.timeout.progress, ..FetchLimits::default() };
+    let source = Source { peer: label(&config.uri, route), patience: route.timeout.progress };
     let consumer = join().await?;
     let is_kept = consumer.is_kept;
     let mut transfer = Transfer::new(worker.clone(), consumer, name.clone(), limits);
@@ -66,7 +69,7 @@ pub async fn serve(
         transfer = Transfer::new(worker.clone(), join().await?, name, limits);
         first = transfer.next_content().await;
     }
-    let first = first.map_err(|error| failure(error, entry))?.unwrap_or_default();
+    let first = first.map_err(|error| failure(error, &source))?.unwrap_or_default();
     let mut response = Response::new(Body::Empty);
     if let Some(data) = transfer.fetch.first() {
         describe(data, response.headers_mut());
@@ -84,7 +87,7 @@ pub async fn serve(
     let mut first = Some(first);
     if ranges != RequestedRanges::Whole && conditions.want_part(response.headers()) {
         let part = transfer.seek(&ranges, first.as_ref().map_or(0, Bytes::len)).await;
-        match part.map_err(|error| failure(error, entry))? {
+        match part.map_err(|error| failure(error, &source))? {
             Some(Part::Whole) => first = None,
             Some(Part::Range { range, total }) => {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
@@ -106,10 +109,14 @@ pub async fn serve(
         return Ok(response);
     }
     let (sender, body) = channel();
-    let entry = entry.clone();
-    worker.spawn(async move { transfer.send_all(first, sender, &entry).await });
+    worker.spawn(async move { transfer.send_all(first, sender, &source).await });
     *response.body_mut() = Body::Channel(body);
     Ok(response)
+}
+
+/// Whether the path of a request is the name of content.
+pub fn is_name(method: &Method, path: &str) -> bool {
+    name_of(method, path).is_ok()
 }
 
 /// Reads the name in a path.
@@ -165,7 +172,8 @@ fn denied(status: StatusCode, reason: String) -> Error {
 /// The header fields that describe the content.
 fn describe(data: &Data, headers: &mut HeaderMap) {
     let version = data.name.components().find_map(|part| part.number(types::VERSION));
-    let tag = version.map(|version| format!("\"{version}\""));
+    // The tag of an HTTP origin must not pass for one of these: a race serves both.
+    let tag = version.map(|version| format!("\"ndn:v={version}\""));
     let age = data.freshness.unwrap_or_default().as_secs();
     let cache = if age > 0 { format!("max-age={age}") } else { "no-cache".to_owned() };
     let ranges = is_segmented(&data.name).then(|| "bytes".to_owned());
@@ -221,15 +229,19 @@ impl From<FetchError> for TransferError {
     }
 }
 
-fn failure(error: TransferError, entry: &SessionEntry) -> Error {
-    let peer = entry.peer.borrow().clone().unwrap_or_default();
+/// The face that sends the content, for errors.
+struct Source {
+    peer: Arc<str>,
+    patience: Duration,
+}
+
+fn failure(error: TransferError, source: &Source) -> Error {
+    let peer = source.peer.clone();
     let broken = |reason: String| Error::Broken { peer: peer.clone(), reason, unprocessed: false };
     match error {
-        TransferError::Fetch(FetchError::NoAnswer) => Error::ConnectTimeout {
-            peer: peer.clone(),
-            missing: "send Data for the name",
-            after: entry.route.borrow().as_ref().map_or(Duration::ZERO, |route| route.timeout.progress),
-        },
+        TransferError::Fetch(FetchError::NoAnswer) => {
+            Error::ConnectTimeout { peer: peer.clone(), missing: "send Data for the name", after: source.patience }
+        }
         TransferError::Fetch(error @ FetchError::NotFound) => denied(StatusCode::NOT_FOUND, error.to_string()),
         TransferError::Fetch(error) => broken(error.to_string()),
         TransferError::Untrusted(distrust) => broken(distrust.to_string()),
@@ -351,7 +363,7 @@ impl Transfer {
 
     /// Sends all content as the body, with the first part if that has arrived. A failure breaks the body off, which the
     /// client can tell from its end.
-    async fn send_all(mut self, first: Option<Bytes>, body: ChannelSender, entry: &SessionEntry) {
+    async fn send_all(mut self, first: Option<Bytes>, body: ChannelSender, source: &Source) {
         let mut first = first;
         loop {
             let content = match first.take() {
@@ -364,7 +376,7 @@ impl Transfer {
                     match next {
                         Ok(Some(content)) => content,
                         Ok(None) => break,
-                        Err(error) => return entry.fail(&failure(error, entry)),
+                        Err(error) => return body.fail(failure(error, source)),
                     }
                 }
             };
@@ -372,7 +384,7 @@ impl Transfer {
                 None => content,
                 Some(cut) => match cut.apply(content) {
                     Some(content) => content,
-                    None => return entry.fail(&failure(FetchError::Unexpected.into(), entry)),
+                    None => return body.fail(failure(FetchError::Unexpected.into(), source)),
                 },
             };
             if std::future::poll_fn(|cx| body.poll_ready(cx)).await.is_err() {

@@ -1,4 +1,4 @@
-//! Forwarders that others wrote, between the programs of the case and its ways.
+//! Runs third-party NDN forwarders between the programs of the case and its ways.
 //!
 //! In: the command of a forwarder, which gets two arguments: the address at which it serves programs over TCP and UDP, and
 //! the URI of the face to which all Interests go. Out: a running forwarder for each way on the device, and one before the
@@ -16,7 +16,7 @@ use crate::program::{Program, last_words};
 
 /// The time within which a forwarder must listen.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The interval at which that is tried.
+/// The interval between connection attempts.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The running forwarders.
@@ -32,7 +32,7 @@ impl Forwarders {
         Self { command: command.to_vec(), directory: directory.to_owned(), running: Vec::new() }
     }
 
-    pub(super) fn are_used(&self) -> bool {
+    pub(super) fn is_enabled(&self) -> bool {
         !self.command.is_empty()
     }
 
@@ -48,19 +48,17 @@ impl Forwarders {
         let begun = Instant::now();
         while Consumer::tcp(place, at).await.is_err() {
             let ended = self.running.last_mut().is_some_and(|program| program.ended().is_some());
-            ensure!(
-                !ended && begun.elapsed() < START_TIMEOUT,
-                "the forwarder {:?} does not listen at {at}{}",
-                self.command.join(" "),
-                last_words(&mut self.running)
-            );
+            let command = self.command.join(" ");
+            ensure!(!ended, "the forwarder {command:?} has ended{}", last_words(&mut self.running));
+            let is_late = begun.elapsed() > START_TIMEOUT;
+            ensure!(!is_late, "the forwarder {command:?} does not listen at {at}{}", last_words(&mut self.running));
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    /// Ends the last of the forwarders, down to this number.
-    pub(super) fn keep(&mut self, number: usize) {
-        self.running.truncate(number);
+    /// Stops all but the first forwarders.
+    pub(super) fn truncate(&mut self, count: usize) {
+        self.running.truncate(count);
     }
 }

@@ -24,6 +24,8 @@ pub(super) const REPLICAS: usize = 4;
 const PRODUCER: u16 = 6363;
 /// The port of the forwarder before the first producer, if there is one.
 const FORWARDER: u16 = 6463;
+/// The port of the first forwarder on the device; the others follow.
+const DEVICE_FORWARDER: u16 = 7101;
 /// The port of the first replica's node; the others follow.
 const OVERLAY: u16 = 9443;
 
@@ -45,7 +47,7 @@ pub(super) fn forwarder() -> SocketAddr {
 
 /// The address of the forwarder on the device before one of the ways.
 pub(super) fn device_forwarder(way: usize) -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, 7101 + way as u16).into()
+    (Ipv4Addr::LOCALHOST, DEVICE_FORWARDER + way as u16).into()
 }
 
 /// The address at which the node before it reaches a standalone proxy (0 or 1).

@@ -104,8 +104,8 @@ pub(super) fn issue_certificates(directory: &Path) -> anyhow::Result<()> {
     (0..REPLICAS).try_for_each(|replica| issue(&format!("replica{replica}"), &[], false))
 }
 
-/// Starts the overlay and waits until it is ready. `first_forwarder` serves the first replica, the producers themselves
-/// the others.
+/// Starts the overlay and waits until it is ready. Replica 0 dials `first_target`, each other one its
+/// producer.
 ///
 /// # Errors
 /// A node does not start; the error has its last words.
@@ -113,9 +113,9 @@ pub(super) async fn start(
     lab: &Lab,
     directory: &Path,
     way: Way,
-    first_forwarder: SocketAddr,
+    first_target: SocketAddr,
 ) -> anyhow::Result<Vec<Program>> {
-    let forwarder = |replica| if replica == 0 { first_forwarder } else { lab::producer(replica) };
+    let forwarder = |replica| if replica == 0 { first_target } else { lab::producer(replica) };
     let mut all: Vec<(String, &Namespace, SocketAddr, String)> = vec![
         ("device".to_owned(), lab.device(), admin(0), device_document(way)),
         ("proxy1".to_owned(), lab.proxy(0), admin(0), first_proxy_document(way)),

@@ -56,7 +56,7 @@ pub(super) async fn play(options: &Options, directory: &Path, progress: &Progres
     nodes::issue_certificates(directory)?;
     let mut forwarders = Forwarders::new(&options.forwarder, directory);
     let mut target = lab::producer(0);
-    if forwarders.are_used() {
+    if forwarders.is_enabled() {
         forwarders.start(lab.server(), lab::forwarder(), &format!("tcp://{target}")).await?;
         target = lab::forwarder();
     }
@@ -67,7 +67,7 @@ pub(super) async fn play(options: &Options, directory: &Path, progress: &Progres
         let faces = faces(&lab, way, target, &mut forwarders).await?;
         let measured = measure(options, &lab, &contents, faces, &mut played, &mut names, progress).await;
         measured.map_err(|error| anyhow::anyhow!("{error:#}{}", last_words(&mut programs)))?;
-        forwarders.keep(1);
+        forwarders.truncate(1);
     }
     Ok(played)
 }
@@ -86,7 +86,7 @@ async fn faces(
     }
     let mut faces = Vec::new();
     for (number, (way, transport, address)) in ways.into_iter().enumerate() {
-        let face = if forwarders.are_used() {
+        let face = if forwarders.is_enabled() {
             let at = lab::device_forwarder(number);
             forwarders.start(device, at, &format!("{transport}://{address}")).await?;
             Consumer::tcp(device, at).await?
@@ -109,7 +109,7 @@ async fn measure(
     names: &mut Names,
     progress: &Progress,
 ) -> anyhow::Result<()> {
-    // The first user's first namespace is that of the first replica.
+    // Replica 0 serves namespace 0 of user 0.
     let (namespace, replica) = (0, 0);
     // Faces and sessions stay, as the paper's do, so that opening them is not measured.
     for (way, face) in &mut faces {

@@ -241,7 +241,7 @@ async fn content_arrives_whole_and_is_described() {
         http1.send(format!("GET {target} HTTP/1.1\r\nhost: gateway\r\n\r\n")).await.unwrap();
         let head = http1.head().await.unwrap();
         assert_eq!(head.status(), 200, "{target}");
-        assert_eq!(head.header("etag").as_deref(), Some("\"12\""));
+        assert_eq!(head.header("etag").as_deref(), Some("\"ndn:v=12\""));
         assert_eq!(head.header("cache-control").as_deref(), Some("max-age=60"));
         let body = http1.body(&head).await.unwrap();
         let expected: Vec<u8> = (0..SEGMENTS).flat_map(content).collect();
@@ -318,13 +318,13 @@ async fn parts_of_the_content_arrive_on_request() {
     assert_eq!(status, 416);
     assert!(head.contains("bytes */1000000"), "{head}");
     // Parts that are apart, an unknown unit, and a validator of another version.
-    for lines in ["range: bytes=0-1,9-10\r\n", "range: pages=1-2\r\n", "range: bytes=0-1\r\nif-range: \"11\"\r\n"] {
+    for lines in ["range: bytes=0-1,9-10\r\n", "range: pages=1-2\r\n", "range: bytes=0-1\r\nif-range: \"12\"\r\n"] {
         let (status, head, body) = get_with(&node, target, lines).await;
         assert!(status == 200 && body.as_ref() == Some(&whole), "{lines}: {head}");
     }
-    let (status, _, body) = get_with(&node, target, "range: bytes=0-1\r\nif-range: \"12\"\r\n").await;
+    let (status, _, body) = get_with(&node, target, "range: bytes=0-1\r\nif-range: \"ndn:v=12\"\r\n").await;
     assert_eq!((status, body.as_deref()), (206, Some(&whole[..2])));
-    let (status, head, body) = get_with(&node, target, "if-none-match: \"11\", \"12\"\r\n").await;
+    let (status, head, body) = get_with(&node, target, "if-none-match: \"12\", \"ndn:v=12\"\r\n").await;
     assert_eq!((status, body.as_deref()), (304, Some(&b""[..])), "{head}");
     // A part of content that nobody has read costs the discovery, the last segment and those of the part.
     let before = producer.segment_interests.load(Ordering::Relaxed);

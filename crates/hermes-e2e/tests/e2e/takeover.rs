@@ -3,6 +3,7 @@
 //! Real processes that hand real sockets over, under load, several times in a row. Old processes finish what they
 //! carry and end with status 0; whatever goes wrong with a successor leaves the running process as it was.
 
+use hermes_ndn::packet::Interest;
 use hermes_testkit::binary::hermes;
 use std::{
     io::{Read as _, Write as _},
@@ -119,7 +120,6 @@ async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
     let mut retired = Vec::new();
     for number in 1..=10u64 {
         traffic.progress(1).await;
-        let face = UnixStream::connect(&dynasty.face).unwrap();
         // As many, fewer and more workers than the predecessor.
         let workers = [2, 1, 3, 1, 2][number as usize % 5];
         let successor = dynasty.start(&format!("edge-{number}"), workers).await;
@@ -131,7 +131,11 @@ async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
         for tunnels in &lasting {
             tunnels.progress(1).await;
         }
-        drop(face);
+        // An Interest outside of all namespaces comes back.
+        let mut face = UnixStream::connect(&dynasty.face).unwrap();
+        face.set_read_timeout(Some(EFFECT_TIMEOUT)).unwrap();
+        face.write_all(&Interest::new("/other".parse().unwrap()).encode()).unwrap();
+        assert!(face.read(&mut [0; 100]).unwrap() > 0);
     }
     traffic.progress(2).await;
     let report = traffic.finish().await;

@@ -11,7 +11,7 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{EFFECT_TIMEOUT, Overlay};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, recv};
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::task::spawn_blocking;
 
 const ONE_BOX: &str = "
@@ -120,4 +120,35 @@ async fn urgent_data_is_an_ordinary_byte_of_a_tunnel() {
         near.metric_reaches("hermes_tcp_urgent_total", "carried=\"in-band\"", 2.0 * CASES.len() as f64).await;
         near.assert_sound();
     }
+}
+
+/// The kernel would drop the first one, if the socket of the node learned too late that urgent data belongs to the stream.
+#[tokio::test]
+async fn urgent_data_at_the_very_start_is_kept() {
+    let origin = TcpListener::bind("127.0.0.1:0").unwrap();
+    let overlay = Overlay::new(hermes()).unwrap();
+    let draft = overlay.node("box").document(ONE_BOX).with("ORIGIN", origin.local_addr().unwrap());
+    let node = draft.start().await.unwrap();
+    let to = node.address("db");
+    let exchange = move || {
+        for _ in 0..10 {
+            let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            client.set_out_of_band_inline(true).unwrap();
+            client.connect(&to.into()).unwrap();
+            send_at_once(&client);
+            let (server, _) = origin.accept().unwrap();
+            SockRef::from(&server).set_out_of_band_inline(true).unwrap();
+            send_at_once(&Socket::from(server.try_clone().unwrap()));
+            assert_eq!(read(&TcpStream::from(client), 3), b"EFx");
+            // Without the option, the kernel has removed an urgent byte that came before it was set.
+            assert_eq!(read(&server, 1).len(), 1);
+        }
+    };
+    spawn_blocking(exchange).await.unwrap();
+}
+
+fn send_at_once(socket: &Socket) {
+    socket.send_out_of_band(b"E").unwrap();
+    socket.send_out_of_band(b"F").unwrap();
+    socket.send(b"x").unwrap();
 }

@@ -464,7 +464,7 @@ fn packets_of_ndn_reach_the_replica_of_their_user_and_namespace() {
 
 /// Forwarders of NDNts at both ends of each way. Without NDNts, the demo names the command that cannot run.
 #[test]
-fn forwarders_that_others_wrote_stand_at_both_ends() {
+fn third_party_forwarders_stand_at_both_ends() {
     if !can_run_ip() {
         return;
     }
@@ -486,7 +486,7 @@ fn forwarders_that_others_wrote_stand_at_both_ends() {
         assert_nothing_is_left(temporary.path());
         if script == missing {
             assert!(!output.status.success(), "{text}");
-            assert!(text.contains("the forwarder \"node /no/forwarder.mjs\" does not listen"), "{text}");
+            assert!(text.contains("the forwarder \"node /no/forwarder.mjs\" has ended"), "{text}");
             continue;
         }
         assert!(output.status.success(), "{text}");

@@ -26,8 +26,8 @@ const MAX_INTERCEPTION_RULES: usize = 256;
 /// The target of the sessions of an `ndn` listener that names none: NDN's port is 6363.
 const NDN_AUTHORITY: &str = "NDN:6363";
 
-/// The longest path of a Unix socket (unix(7): 108 bytes with the final zero).
-const MAX_UNIX_PATH: usize = 107;
+/// The longest path of a Unix socket. unix(7) allows 107 bytes; the temporary name has a dot and the ID of the process more.
+const MAX_UNIX_PATH: usize = 99;
 
 /// Builds a listener; `None` if an essential part is missing.
 pub(super) fn build(

@@ -196,20 +196,24 @@ fn build_race(section: &section::Terminate, at: &str, names: &Names<'_>, report:
         if action.carries(Kind::Tcp) || action.carries(Kind::Http) {
             all.push((at, action));
         } else {
-            let message = "only tcp, http, ndn and rina have a part in a race; add a route for the other sessions";
+            let message = "a race supports only tcp, http, ndn and rina; add a route for the other sessions";
             report.problem(&at, message);
         }
     }
-    let serves = |kind| all.iter().all(|(_, action)| action.carries(kind));
-    if !serves(Kind::Tcp) && !serves(Kind::Http) {
-        let message =
-            "http serves other sessions than tcp and rina; race http with ndn, and add a route for the others";
+    let is_origin = |(_, action): &&(String, Action)| action.carries(Kind::Http) && !action.carries(Kind::Tcp);
+    if all.iter().filter(is_origin).count() > 1 {
+        let message = "a race has at most one http destination; use an upstream with several endpoints instead";
         report.problem(format!("{at}.race"), message);
     }
-    // Content needs an answer, but a flow does not.
+    let serves = |kind| all.iter().all(|(_, action)| action.carries(kind));
+    if !serves(Kind::Tcp) && !serves(Kind::Http) {
+        let message = "a race cannot mix http with tcp or rina; race http with ndn, and add a route for the others";
+        report.problem(format!("{at}.race"), message);
+    }
+    // A race of requests ends with a response. A race of flows ends when one opens, which UDP does at once.
     for (at, action) in all.iter().filter(|_| serves(Kind::Tcp)) {
         if matches!(action, Action::Face(Face { uri: FaceUri::Udp(_), .. })) {
-            report.problem(at, "a UDP face stands without an answer and wins each race; use tcp:// or unix://");
+            report.problem(at, "a UDP face opens without a handshake and wins each race; use tcp:// or unix://");
         }
     }
     Some(Action::Race(all.into_iter().map(|(_, action)| action).collect()))
@@ -413,7 +417,7 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
         ),
         Action::Face(_) => ("terminate", "a face supports http and tcp sessions only".to_owned()),
         Action::Race(_) => {
-            ("terminate.race", "a race supports the sessions that all its destinations support".to_owned())
+            ("terminate.race", "a race supports only sessions that all its destinations support".to_owned())
         }
         Action::Rina(_) => ("terminate", "a neighbour in a DIF supports tcp sessions only".to_owned()),
         Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
@@ -426,10 +430,11 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
 /// Warns about policies without an effect.
 fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
     let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
-    let tunnel = match action {
+    let is_tunnel = |action: &Action| match action {
         Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,
         action => matches!(action, Action::Device(_) | Action::Face(_)),
     };
+    let tunnel = action.alternatives().iter().all(is_tunnel);
     if section.retry.is_some() && answered {
         report.warning(format!("{at}.retry"), "no effect: the node responds itself, without retries; remove it");
     }
@@ -456,7 +461,7 @@ fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, 
         let message = "resume conflicts with custody, which retries by itself; keep one of them";
         report.problem(format!("{at}.resume"), message);
     }
-    if section.idempotency_key && !keeps {
+    if section.idempotency_key && !keeps && tunnel {
         let message = "no effect: this route forwards no requests; remove it";
         report.warning(format!("{at}.idempotency-key"), message);
     }

@@ -63,7 +63,7 @@ impl Retransmitter {
         }
     }
 
-    /// Returns a frame as it is to be sent. `now` is the time since any fixed moment.
+    /// Numbers and encodes a frame that is sent now. `now` is the time since any fixed moment.
     pub fn send(&mut self, frame: LpPacket, now: Duration) -> Bytes {
         if frame.fragment.is_none() {
             return frame.encode();
@@ -100,7 +100,7 @@ impl Retransmitter {
         Some(self.waiting.front()?.sent + self.rtt.timeout())
     }
 
-    /// Returns the frames to send again because their time is over.
+    /// Returns the frames to send again because their timeout has passed.
     pub fn handle_timeout(&mut self, now: Duration) -> Vec<Bytes> {
         let timeout = self.rtt.timeout();
         let repeated = self.repeat(now, |waiting| now >= waiting.sent + timeout);

@@ -211,10 +211,11 @@ pub(super) async fn serve(
     connection: &Rc<Connection>,
     ndn: &Ndn,
     io: impl AsyncRead + AsyncWrite,
-    whose: (SocketAddr, Trust),
+    source: SocketAddr,
+    trust: Trust,
 ) {
     let (to_face, mut queue) = mpsc::channel(QUEUE_PACKETS);
-    let face = Face::new(worker, (&connection.listener, ndn), whose, Some(connection.clone()), to_face);
+    let face = Face::new(worker, (&connection.listener, ndn), (source, trust), Some(connection.clone()), to_face);
     let (mut read, mut write) = tokio::io::split(io);
     let reading = read_packets(&mut read, async |frame| {
         let Ok(packet) = LpPacket::decode(frame) else {

@@ -27,7 +27,7 @@ use hermes_wire::ip;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-use super::{CurrentListener, Ending, Ready, begin, open as open_session, requested_flow, trust_by_address};
+use super::{CurrentListener, Ending, Ready, begin_tcp, open as open_session, requested_flow, trust_by_address};
 use crate::request::{Origin, Rejected, Request};
 use crate::session::{self, DownstreamEnd, SessionOutcome};
 use crate::worker::Worker;
@@ -224,7 +224,7 @@ impl Interceptor {
             hermes_net::tcp::reset_on_close(&tcp);
             return;
         }
-        begin(&self.worker, known, tcp, source);
+        begin_tcp(&self.worker, known, tcp, source);
     }
 }
 

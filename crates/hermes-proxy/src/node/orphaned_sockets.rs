@@ -10,7 +10,7 @@ use hermes_net::quic::{EndpointTasks, Group, Server};
 use tokio::task::AbortHandle;
 
 use super::Node;
-use super::sockets::{Socket, WAY, steer_quic};
+use super::sockets::{Socket, UNIX, WAY, remove_unused, steer_quic};
 
 /// The interval of checks for living predecessors.
 const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,7 +35,13 @@ impl Node {
                 Err(error) => tracing::warn!(%label, %error, "connections of the previous process will end"),
             }
         }
-        self.inherited.clear();
+        // The file of a Unix socket belongs to the predecessor until that has handed over.
+        self.inherited.retain(|label, _| label.starts_with(UNIX));
+    }
+
+    /// Closes the remaining inherited sockets, because the predecessor has handed over.
+    pub(super) fn part_with_inherited(&mut self) {
+        self.inherited.drain().for_each(|(label, sockets)| remove_unused(&label, sockets));
     }
 
     /// Starts reading, because the predecessor has handed over.

@@ -7,7 +7,6 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,7 +15,8 @@ use hermes_model::snapshot::{Action, Dispatch, Listener, ListenerProtocol, Route
 use hermes_net::fd_passing::LabelledFd;
 use hermes_net::quic::{self, ForwardSocket, Group};
 use hermes_net::transparent::{self, Diversion, Interception, Plan};
-use hermes_net::{host, reuseport, tcp, udp, unix};
+use hermes_net::unix::{self, PathListener};
+use hermes_net::{host, reuseport, tcp, udp};
 
 use super::Node;
 use crate::listener::{BoundSocket, ListeningSocket, Transport};
@@ -67,7 +67,7 @@ impl SocketKey {
             Transport::Ndn => "ndn",
             Transport::Rina => "rina",
             Transport::Transparent => "transparent",
-            Transport::Unix => "unix",
+            Transport::Unix => return format!("{UNIX}{}", self.name.as_deref().unwrap_or_default()),
         };
         match &self.name {
             Some(name) => format!("{protocol}/{}/{name}", self.bind),
@@ -79,9 +79,6 @@ impl SocketKey {
 /// The form for messages.
 impl fmt::Display for SocketKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(path) = self.path() {
-            return f.write_str(path);
-        }
         let over = match self.transport {
             Transport::Tcp => "TCP",
             Transport::Udp => "UDP",
@@ -90,7 +87,7 @@ impl fmt::Display for SocketKey {
             Transport::Ndn => "UDP (NDN)",
             Transport::Rina => "UDP (RINA)",
             Transport::Transparent => return f.write_str("an interception (TPROXY, NFQUEUE)"),
-            Transport::Unix => "a Unix socket",
+            Transport::Unix => return f.write_str(self.name.as_deref().unwrap_or_default()),
         };
         write!(f, "{} over {over}", self.bind)
     }
@@ -104,8 +101,8 @@ pub(super) enum Socket {
     Dns(std::net::UdpSocket),
     Ndn(std::net::UdpSocket),
     Rina(std::net::UdpSocket),
-    /// One for all workers, and its path: the system may know the path of a replaced file only.
-    Unix(UnixListener, Arc<str>),
+    /// One for all workers.
+    Unix(PathListener),
     /// A worker's slot of an interception.
     Transparent(Arc<Interception>, usize),
 }
@@ -124,7 +121,7 @@ impl Socket {
         })
     }
 
-    /// Wraps an inherited socket. Not for the others either.
+    /// Wraps an inherited socket. Not for QUIC, interceptions and Unix sockets.
     fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
         match transport {
             Transport::Tcp => Socket::Tcp(fd.into()),
@@ -177,26 +174,34 @@ impl Socket {
             Socket::Dns(socket) => BoundSocket::Dns(socket.try_clone()?),
             Socket::Ndn(socket) => BoundSocket::Ndn(socket.try_clone()?),
             Socket::Rina(socket) => BoundSocket::Rina(socket.try_clone()?),
-            Socket::Unix(socket, _) => BoundSocket::Unix(socket.try_clone()?),
+            Socket::Unix(listener) => BoundSocket::Unix(listener.socket().try_clone()?),
             Socket::Transparent(interception, slot) => BoundSocket::Transparent(interception.clone(), *slot),
         })
     }
 
     /// Prepares the close: flows of a UDP listener continue on sockets of their own. An interception takes no more
-    /// connections. The file of a Unix socket goes.
+    /// connections. Removes the
+    /// file of a Unix socket.
     pub(super) fn make_way(&self) {
         if let Socket::Transparent(interception, 0) = self
             && let Err(error) = interception.change(&Plan::default())
         {
             tracing::warn!(%error, "an interception continues until its connections have ended");
         }
-        if let Socket::Unix(_, path) = self {
-            unix::remove(Path::new(&**path));
+        if let Socket::Unix(listener) = self {
+            listener.remove();
         }
         if let Socket::Udp(socket) = self
             && let Err(error) = udp::let_others_bind(socket)
         {
             tracing::warn!(%error, "UDP flows will end with their listener");
+        }
+    }
+
+    /// The socket is in use from now on.
+    pub(super) fn keep(&mut self) {
+        if let Socket::Unix(listener) = self {
+            listener.keep();
         }
     }
 
@@ -208,7 +213,7 @@ impl Socket {
             Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) | Socket::Rina(socket) => {
                 add(label.to_owned(), socket.try_clone()?.into())
             }
-            Socket::Unix(socket, _) => add(label.to_owned(), socket.try_clone()?.into()),
+            Socket::Unix(listener) => add(label.to_owned(), listener.socket().try_clone()?.into()),
             Socket::Quic(group, 0) => {
                 group.duplicate()?.into_iter().for_each(|fd| add(label.to_owned(), fd));
                 group
@@ -225,8 +230,17 @@ impl Socket {
 
 /// The limit of system-chosen ports to try before one is used that may be in use over UDP.
 const MAX_PORT_ATTEMPTS: u32 = 16;
+/// The beginning of the label of a Unix socket, before its path.
+pub(super) const UNIX: &str = "unix/";
 /// The separator between the label of QUIC sockets and the destination of a forward socket.
 pub(super) const WAY: &str = " to ";
+
+/// Removes the file of an inherited Unix socket that no listener uses any more.
+pub(super) fn remove_unused(label: &str, sockets: Vec<OwnedFd>) {
+    if let (Some(path), Some(socket)) = (label.strip_prefix(UNIX), sockets.into_iter().next()) {
+        PathListener::inherit(socket, Path::new(path)).remove();
+    }
+}
 
 impl Node {
     /// Closes sockets without a listener; the workers keep theirs until they have served the queue.
@@ -295,9 +309,12 @@ impl Node {
     /// Opens a Unix socket, or takes the inherited one.
     fn open_unix(&mut self, key: &SocketKey) -> std::io::Result<Vec<Socket>> {
         let inherited = self.inherited.remove(&key.label()).into_iter().flatten().next();
-        let path = key.path().ok_or(std::io::ErrorKind::InvalidInput)?.clone();
-        let listener = inherited.map_or_else(|| unix::listen_for_group(Path::new(&*path)), |fd| Ok(fd.into()))?;
-        Ok(vec![Socket::Unix(listener, path)])
+        let path = Path::new(&**key.path().ok_or(std::io::ErrorKind::InvalidInput)?);
+        let listener = match inherited {
+            Some(socket) => PathListener::inherit(socket, path),
+            None => PathListener::open(path)?,
+        };
+        Ok(vec![Socket::Unix(listener)])
     }
 
     fn divert(&mut self) -> std::io::Result<Arc<Diversion>> {

@@ -1,8 +1,8 @@
-//! Races of content: a GET or HEAD request that NDN and an HTTP origin can answer.
+//! Races GET and HEAD requests between NDN and an HTTP origin.
 //!
-//! In: a request of a route with `terminate: {race: ...}`. Out: the response that arrives first. If its body breaks off,
-//! another alternative sends the content again. The client receives the rest of it if the bytes so far are the same.
-//! Never: the repetition of a request that could change something, or parts of two contents.
+//! In: a request of a route with `terminate: {race: ...}`. Out: the first usable response. If its body breaks off, another
+//! alternative sends the content again. The client receives the rest of it if the bytes so far are the same. Never: a
+//! repeated unsafe request, or a continuation whose first bytes or whose length differ.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -12,11 +12,13 @@ use std::task::{Context, Poll, ready};
 
 use aws_lc_rs::digest;
 use bytes::Bytes;
-use hermes_architecture::race;
+use hermes_architecture::race::{self, RaceContext};
 use hermes_architecture::{dial_target, ndn};
+use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::Kind;
 use hermes_model::snapshot::{Action, Route, Terminate, TerminateKind};
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HeaderValue};
+use http::response::Parts;
 use http::{Method, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
@@ -29,8 +31,10 @@ use hermes_transport::body::{Body, BoxedBody, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::SessionEntry;
 
-/// Fields that are the same in all responses whose bytes may be joined.
-const SAME: [HeaderName; 3] = [CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE];
+/// The bytes of a repeated content that must arrive within `timeout.progress`. A slower alternative is given up.
+const MIN_REPEATED_BYTES: u64 = 1 << 20;
+/// Frames that are handled before other tasks run.
+const FRAMES_A_TURN: usize = 32;
 
 /// Whether the alternatives of a race answer this request. Other requests go to the HTTP origin alone.
 pub(crate) fn is_raced(request: &Request<'_>) -> bool {
@@ -46,7 +50,7 @@ pub(crate) fn origin(route: &Route) -> Option<&Terminate> {
     })
 }
 
-/// A request whose answer several alternatives have.
+/// A request that is raced, with all that its repetition needs.
 #[derive(Clone)]
 pub(crate) struct ContentRace {
     pub(crate) worker: Rc<Worker>,
@@ -55,53 +59,62 @@ pub(crate) struct ContentRace {
     pub(crate) form: RequestForm,
 }
 
+/// The response of an alternative, and the alternative's name for the log.
+struct Answer {
+    peer: Arc<str>,
+    response: Response<Body>,
+}
+
 impl ContentRace {
     /// Serves the request.
     ///
     /// # Errors
     /// The error of the preferred alternative, if none has a response.
     pub(crate) async fn serve(self) -> Result<Response<Body>, Error> {
-        let (entry, alternatives, kept) = (&self.entry, self.route.action.alternatives(), RefCell::new(None));
-        let (this, refusal) = (&self, &kept);
+        let (entry, alternatives) = (&self.entry, self.route.action.alternatives());
+        let last_refusal = RefCell::new(None);
+        let (this, refused) = (&self, &last_refusal);
         let start = |at| async move {
-            let (peer, response) = this.ask(alternatives.get(at)).await?;
-            if !is_passing_failure(response.status()) {
-                return Ok((peer, response));
+            let answer = this.send_to(alternatives.get(at)).await?;
+            let status = answer.response.status();
+            if !may_do_better(status) {
+                return Ok(answer);
             }
-            let error = Error::Refused { peer: peer.clone(), status: response.status() };
-            *refusal.borrow_mut() = Some((peer, response));
+            let error = Error::Refused { peer: answer.peer.clone(), status };
+            *refused.borrow_mut() = Some(answer);
             Err(error)
         };
-        let session = (&self.worker.outbound, &self.worker.standings, &*self.route);
-        let outcome = race::run(session, &entry.facts, alternatives.len(), |_| true, start).await;
-        let (at, (peer, response)) = match (outcome, kept.take()) {
+        let is_name = ndn::gateway::is_name(&entry.facts.method, entry.facts.path.path());
+        let reaches = |at: usize| is_name || !matches!(alternatives.get(at), Some(Action::Face(_)));
+        let of = RaceContext { outbound: &self.worker.outbound, standings: &self.worker.standings, route: &self.route };
+        let outcome = race::run(of, &entry.facts, alternatives.len(), reaches, start).await;
+        let (at, Answer { peer, response }) = match (outcome, last_refusal.take()) {
             (Ok(winner), _) => winner,
-            // What an origin says of its failure tells more.
-            (Err(_), Some((peer, response))) => {
+            // The response of the origin is more precise than the error of the race.
+            (Err(_), Some(Answer { peer, response })) => {
                 *entry.peer.borrow_mut() = Some(peer);
                 return Ok(response);
             }
             (Err(error), None) => return Err(error),
         };
-        *entry.peer.borrow_mut() = Some(peer);
+        *entry.peer.borrow_mut() = Some(peer.clone());
         let has_content = matches!(response.status(), StatusCode::OK | StatusCode::PARTIAL_CONTENT);
         if entry.facts.method == Method::HEAD || !has_content || response.body().is_end_stream() {
             return Ok(response);
         }
         let (parts, body) = response.into_parts();
-        let body = RepeatableBody::new(self, at, (parts.status, same_fields(&parts.headers)), body);
+        let body = RepeatableBody::new(self, at, peer, Head::of(&parts), body);
         Ok(Response::from_parts(parts, Body::boxed(body)))
     }
 
-    /// Asks one of the alternatives. Returns its name for the log, and its response.
-    async fn ask(&self, alternative: Option<&Action>) -> Result<(Arc<str>, Response<Body>), Error> {
+    async fn send_to(&self, alternative: Option<&Action>) -> Result<Answer, Error> {
         let Self { worker, entry, route, form } = self;
         let generation = worker.generation();
         match alternative {
             Some(Action::Face(face)) => {
                 let forwarders = &worker.ndn_forwarders;
                 let response = ndn::gateway::serve(worker, forwarders, &generation, entry, face, route).await?;
-                Ok((Arc::from(face.uri.to_string()), response))
+                Ok(Answer { peer: Arc::from(format!("{}/{}", route.name, face.uri)), response })
             }
             Some(Action::Terminate(terminate @ Terminate { kind: TerminateKind::Http, .. })) => {
                 let place = dial_target::origin(&generation, terminate, &entry.facts, route, form.scheme())?;
@@ -109,96 +122,132 @@ impl ContentRace {
                 let request = form.clone().request(entry);
                 let forward = Forward::new(worker, &generation, entry, route, &request, None);
                 let response = Box::pin(forward.to_origin(&destination, generation.route_owner(route))).await?;
-                Ok((destination.label.clone(), response))
+                Ok(Answer { peer: destination.label.clone(), response })
             }
             _ => Err(Error::Unsuitable { route: route.name.clone(), kind: Kind::Http.as_str() }),
         }
     }
+
+    /// Sends the request again, if the document still allows it.
+    async fn send_again(&self, at: usize) -> Result<Answer, Error> {
+        match decide(&self.entry.facts, &self.worker.generation().snapshot) {
+            Decision::Act(route) if route.name == self.route.name && route.action == self.route.action => {
+                self.send_to(self.route.action.alternatives().get(at)).await
+            }
+            _ => Err(Error::Reconfigured(format!("route {} has changed", self.route.name))),
+        }
+    }
 }
 
-/// Whether another alternative may do better: a gateway failed, or the origin is overloaded.
-fn is_passing_failure(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT)
+/// Whether another alternative may do better than a response with this status.
+fn may_do_better(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE | StatusCode::TOO_MANY_REQUESTS)
 }
 
-fn same_fields(headers: &HeaderMap) -> [Option<HeaderValue>; 3] {
-    SAME.map(|name| headers.get(name).cloned())
+/// The parts of a head that must agree before two bodies are joined.
+struct Head {
+    status: StatusCode,
+    encoding: Option<HeaderValue>,
+    range: Option<HeaderValue>,
+    /// `None`: the sender knows no length, as a gateway of NDN.
+    length: Option<u64>,
 }
 
-/// Whether the bytes of a second response may continue those of the first one. A gateway of NDN knows no length, so one that
-/// is absent agrees with any.
-fn may_continue(first: &Head, second: &Head) -> bool {
-    let agree = |at: usize| match (&first.1[at], &second.1[at]) {
-        (Some(first), Some(second)) => first == second,
-        (None, None) => true,
-        _ => SAME[at] == CONTENT_LENGTH,
-    };
-    first.0 == second.0 && (0..SAME.len()).all(agree)
+impl Head {
+    fn of(parts: &Parts) -> Self {
+        let field = |name| parts.headers.get(name).cloned();
+        let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        Self { status: parts.status, encoding: field(CONTENT_ENCODING), range: field(CONTENT_RANGE), length }
+    }
+
+    /// Why a second body cannot continue the first one; `None` if it can.
+    fn contradicts(&self, second: &Self) -> Option<&'static str> {
+        let lengths_differ = self.length.zip(second.length).is_some_and(|(first, second)| first != second);
+        match () {
+            () if self.encoding != second.encoding => Some("its Content-Encoding differs"),
+            () if self.range != second.range => Some("its Content-Range differs"),
+            () if lengths_differ => Some("its Content-Length differs"),
+            () => None,
+        }
+    }
 }
 
-type Head = (StatusCode, [Option<HeaderValue>; 3]);
-type Asking = Pin<Box<dyn Future<Output = Result<(Arc<str>, Response<Body>), Error>>>>;
+type Attempt = Pin<Box<dyn Future<Output = Result<Answer, Error>>>>;
 
 enum State {
     Reading(Body),
-    /// The next alternative was asked.
-    Asking(Asking),
+    /// The request was sent to the next alternative.
+    Asking(Attempt),
     Done,
 }
 
-/// The bytes of a repeated content that the client already has.
-struct Repeated {
+/// Compares the bytes of a repeated content with those that the client has.
+struct PrefixCheck {
     hash: digest::Context,
-    left: u64,
+    remaining: u64,
+    /// Bytes since the timer was reset.
+    since_reset: u64,
 }
 
 /// A body that another alternative continues when the first one breaks off.
 struct RepeatableBody {
     race: ContentRace,
-    /// The alternative that sends, and those that may still be asked.
-    at: usize,
-    others: Vec<usize>,
+    /// The alternative that sends, and its name.
+    current: usize,
+    peer: Arc<str>,
+    /// Alternatives that may still be asked.
+    untried: Vec<usize>,
     head: Head,
     state: State,
     /// The hash and the number of the bytes that the client has.
     hash: digest::Context,
     sent: u64,
-    repeated: Option<Repeated>,
-    /// Why the first alternative failed.
+    prefix_check: Option<PrefixCheck>,
+    /// The error of the first alternative, once that has failed.
     failure: Option<Error>,
+    /// The last bytes of a joined content. They are withheld until its end confirms the announced length, so that no client
+    /// takes another content for complete.
+    withheld: Option<Bytes>,
     session: RefCell<Option<Rc<SessionEntry>>>,
     /// Ends the wait for an alternative that is silent.
     timer: Pin<Box<Sleep>>,
-    /// The client received all available bytes and has not polled again.
-    is_given: bool,
+    /// The last poll returned a frame, so the client may be reading.
+    has_yielded: bool,
 }
 
 impl RepeatableBody {
-    fn new(race: ContentRace, at: usize, head: Head, body: Body) -> Self {
-        let others = (0..race.route.action.alternatives().len()).filter(|other| *other != at).rev().collect();
+    fn new(race: ContentRace, current: usize, peer: Arc<str>, head: Head, body: Body) -> Self {
+        let all = 0..race.route.action.alternatives().len();
         let timer = Box::pin(tokio::time::sleep(race.route.timeout.progress));
         Self {
             race,
-            at,
-            others,
+            current,
+            peer,
+            untried: all.filter(|other| *other != current).rev().collect(),
             head,
             state: State::Reading(body),
             hash: digest::Context::new(&digest::SHA256),
             sent: 0,
-            repeated: None,
+            prefix_check: None,
             failure: None,
+            withheld: None,
             session: RefCell::new(None),
             timer,
-            is_given: false,
+            has_yielded: false,
         }
     }
 
-    fn is_patient_again(&mut self) {
+    fn reset_timer(&mut self) {
         self.timer.as_mut().reset(Instant::now() + self.race.route.timeout.progress);
     }
 
+    fn broken(&self, reason: String) -> Error {
+        Error::Broken { peer: self.peer.clone(), reason, unprocessed: false }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        loop {
+        for _ in 0..FRAMES_A_TURN {
             match &mut self.state {
                 State::Done => return Poll::Ready(None),
                 State::Reading(body) => {
@@ -209,95 +258,132 @@ impl RepeatableBody {
                             Some(Err(Error::NoProgress(self.race.route.timeout.progress)))
                         }
                     };
-                    self.is_patient_again();
                     match frame {
                         Some(Ok(frame)) => {
                             if let Some(frame) = self.take(frame)? {
                                 return Poll::Ready(Some(Ok(frame)));
                             }
                         }
-                        Some(Err(error)) => self.ask_next(error)?,
-                        None if self.repeated.is_some() => self.ask_next(self.other_content())?,
-                        None => self.state = State::Done,
+                        Some(Err(error)) => self.try_next(error)?,
+                        None => {
+                            if let Some(last) = self.end()? {
+                                return Poll::Ready(Some(Ok(Frame::data(last))));
+                            }
+                        }
                     }
                 }
-                State::Asking(asking) => {
-                    let asked = match asking.as_mut().poll(cx) {
-                        Poll::Ready(asked) => asked,
+                State::Asking(attempt) => {
+                    let answer = match attempt.as_mut().poll(cx) {
+                        Poll::Ready(answer) => answer,
                         Poll::Pending => {
                             ready!(self.timer.as_mut().poll(cx));
                             Err(Error::NoProgress(self.race.route.timeout.progress))
                         }
                     };
-                    self.is_patient_again();
-                    self.continue_with(asked)?;
+                    self.continue_with(answer)?;
                 }
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
-    /// Handles a frame; `None` if the client has all of it.
+    /// Handles a frame. `None`: the client has all of it, or must wait for it.
     fn take(&mut self, frame: Frame<Bytes>) -> Result<Option<Frame<Bytes>>, Error> {
         let mut data = match frame.into_data() {
             Ok(data) => data,
-            Err(trailers) => return Ok(self.repeated.is_none().then_some(trailers)),
+            Err(trailers) => return Ok(self.failure.is_none().then_some(trailers)),
         };
-        if let Some(mut repeated) = self.repeated.take() {
-            let known = usize::try_from(repeated.left).unwrap_or(usize::MAX).min(data.len());
-            repeated.hash.update(&data.split_to(known));
-            repeated.left -= known as u64;
-            if repeated.left > 0 {
-                self.repeated = Some(repeated);
-                return Ok(None);
-            }
-            if repeated.hash.finish().as_ref() != self.hash.clone().finish().as_ref() {
-                self.ask_next(self.other_content())?;
-                return Ok(None);
-            }
-            if data.is_empty() {
-                return Ok(None);
-            }
+        if self.prefix_check.is_some() && !self.compare(&mut data)? || data.is_empty() {
+            return Ok(None);
+        }
+        self.reset_timer();
+        let total = self.sent + data.len() as u64;
+        if self.failure.is_some() && self.head.length.is_some_and(|length| total > length) {
+            return Err(self.broken("it is longer than the first one".to_owned()));
         }
         self.hash.update(&data);
-        self.sent += data.len() as u64;
+        self.sent = total;
+        if self.failure.is_some() && self.head.length == Some(total) {
+            self.withheld = Some(data);
+            return Ok(None);
+        }
         Ok(Some(Frame::data(data)))
     }
 
-    fn other_content(&self) -> Error {
-        let peer = self.race.entry.peer.borrow().clone().unwrap_or_default();
-        Error::Broken { peer, reason: "it has other content under this name".to_owned(), unprocessed: false }
+    /// Removes and compares bytes that the client has already. False if more of them are to come, or another alternative was
+    /// asked because they differ.
+    fn compare(&mut self, data: &mut Bytes) -> Result<bool, Error> {
+        let Some(mut check) = self.prefix_check.take() else { return Ok(true) };
+        let known = usize::try_from(check.remaining).unwrap_or(usize::MAX).min(data.len());
+        check.hash.update(&data.split_to(known));
+        check.remaining -= known as u64;
+        check.since_reset += known as u64;
+        if check.since_reset >= MIN_REPEATED_BYTES {
+            check.since_reset = 0;
+            self.reset_timer();
+        }
+        if check.remaining > 0 {
+            self.prefix_check = Some(check);
+            return Ok(false);
+        }
+        if check.hash.finish().as_ref() != self.hash.clone().finish().as_ref() {
+            self.try_next(self.broken(format!("its first {} bytes differ from those already sent", self.sent)))?;
+            return Ok(false);
+        }
+        let ContentRace { worker, entry, route, .. } = &self.race;
+        worker.standings.replaced(route, &entry.facts, self.current);
+        Ok(true)
     }
 
-    /// Asks the next alternative. Fails with the first error if there is none.
-    fn ask_next(&mut self, error: Error) -> Result<(), Error> {
-        tracing::debug!(route = %self.race.route.name, alternative = self.at, %error, "content has broken off");
+    /// Handles the end of a body. Returns the last bytes, if they were withheld.
+    fn end(&mut self) -> Result<Option<Bytes>, Error> {
+        let is_short = self.failure.is_some() && self.head.length.is_some_and(|length| length != self.sent);
+        if self.prefix_check.is_some() || is_short {
+            self.try_next(self.broken(format!("it ended early, after less than {} bytes", self.sent.max(1))))?;
+            return Ok(None);
+        }
+        self.state = State::Done;
+        Ok(self.withheld.take())
+    }
+
+    /// Asks the next alternative. Fails with the first error if all have failed, or if the client has no byte by which the
+    /// contents could be compared.
+    fn try_next(&mut self, error: Error) -> Result<(), Error> {
+        tracing::debug!(route = %self.race.route.name, peer = %self.peer, %error, "response body failed");
         let error = self.failure.take().unwrap_or(error);
-        let Some(next) = self.others.pop() else { return Err(error) };
-        let ContentRace { worker, entry, route, .. } = &self.race;
-        worker.standings.replaced(route, &entry.facts, self.at, next);
-        worker.shared.metrics.retries.inc();
-        (self.at, self.failure, self.repeated) = (next, Some(error), None);
+        let Some(next) = self.untried.pop().filter(|_| self.sent > 0 && self.withheld.is_none()) else {
+            return Err(error);
+        };
+        self.race.worker.shared.metrics.retries.inc();
+        (self.current, self.failure, self.prefix_check) = (next, Some(error), None);
         let race = self.race.clone();
-        self.state = State::Asking(Box::pin(async move { race.ask(race.route.action.alternatives().get(next)).await }));
+        self.state = State::Asking(Box::pin(async move { race.send_again(next).await }));
+        self.reset_timer();
         Ok(())
     }
 
-    fn continue_with(&mut self, asked: Result<(Arc<str>, Response<Body>), Error>) -> Result<(), Error> {
-        let (peer, response) = match asked {
-            Ok(asked) => asked,
-            Err(error) => return self.ask_next(error),
+    fn continue_with(&mut self, answer: Result<Answer, Error>) -> Result<(), Error> {
+        let Answer { peer, response } = match answer {
+            Ok(answer) => answer,
+            Err(error) => return self.try_next(error),
         };
-        *self.race.entry.peer.borrow_mut() = Some(peer);
+        *self.race.entry.peer.borrow_mut() = Some(peer.clone());
+        self.peer = peer;
         let (parts, body) = response.into_parts();
-        if !may_continue(&self.head, &(parts.status, same_fields(&parts.headers))) {
-            return self.ask_next(self.other_content());
+        if parts.status != self.head.status {
+            return self.try_next(Error::Refused { peer: self.peer.clone(), status: parts.status });
+        }
+        if let Some(reason) = self.head.contradicts(&Head::of(&parts)) {
+            return self.try_next(self.broken(reason.to_owned()));
         }
         if let Some(session) = &*self.session.borrow() {
             body.bind(session);
         }
         let hash = digest::Context::new(&digest::SHA256);
-        self.repeated = (self.sent > 0).then_some(Repeated { hash, left: self.sent });
+        self.prefix_check = Some(PrefixCheck { hash, remaining: self.sent, since_reset: 0 });
         self.state = State::Reading(body);
+        self.reset_timer();
         Ok(())
     }
 }
@@ -311,12 +397,12 @@ impl BoxedBody for RepeatableBody {
     }
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        if std::mem::take(&mut self.is_given) {
+        if std::mem::take(&mut self.has_yielded) {
             // Time that the client spends on reading does not count.
-            self.is_patient_again();
+            self.reset_timer();
         }
         let polled = self.poll(cx);
-        self.is_given = polled.is_ready();
+        self.has_yielded = polled.is_ready();
         self.race.entry.set_held(polled.is_pending());
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
             self.state = State::Done;
@@ -329,11 +415,8 @@ impl BoxedBody for RepeatableBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let length = self.head.1[1].as_ref().and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        length.map_or_else(SizeHint::default, |length| SizeHint::with_exact(length.saturating_sub(self.sent)))
-    }
-
-    fn is_resumed(&self) -> bool {
-        true
+        let withheld = self.withheld.as_ref().map_or(0, Bytes::len) as u64;
+        let left = |length: u64| (length + withheld).saturating_sub(self.sent);
+        self.head.length.map_or_else(SizeHint::default, |length| SizeHint::with_exact(left(length)))
     }
 }

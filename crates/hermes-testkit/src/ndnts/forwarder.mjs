@@ -1,4 +1,4 @@
-// A forwarder of Named Data Networking that others wrote: the one of NDNts (@ndn/fw), with its FIB and PIT.
+// The third-party NDN forwarder of NDNts (@ndn/fw), with its FIB and PIT.
 //
 // Arguments: the address at which programs connect over TCP and UDP (HOST:PORT; port 0 takes a free one), and the face to
 // which all Interests go (tcp://HOST:PORT, udp://HOST:PORT or unix:///PATH). Prints the port, and ends with its standard
@@ -14,6 +14,8 @@ import { TcpTransport, UdpTransport, UnixTransport } from "@ndn/node-transport";
 import { Name } from "@ndn/packet";
 
 const UDP_PAYLOAD = 1472;
+const MAX_WAITING = 1024;
+const MAX_SOURCES = 1024;
 const [listenAt, upstream] = process.argv.slice(2);
 const forwarder = Forwarder.create();
 
@@ -21,8 +23,8 @@ async function connect(uri) {
   if (uri.startsWith("unix://")) {
     return UnixTransport.connect(uri.slice("unix://".length));
   }
-  const { hostname: host, port } = new URL(uri.replace(/^(tcp|udp):/, "http:"));
-  return uri.startsWith("udp://")
+  const [, transport, host, port] = uri.match(/^(tcp|udp):\/\/\[?(.*?)\]?:(\d+)$/);
+  return transport === "udp"
     ? UdpTransport.connect({ host, port: Number(port) })
     : TcpTransport.connect(host, Number(port));
 }
@@ -40,7 +42,9 @@ class SourceTransport extends Transport {
   }
 
   push(datagram) {
-    this.waiting.push(datagram);
+    if (this.waiting.length < MAX_WAITING) {
+      this.waiting.push(datagram);
+    }
     this.wake();
   }
 
@@ -77,6 +81,9 @@ const sources = new Map();
 datagrams.on("message", (datagram, source) => {
   const key = `${source.address}:${source.port}`;
   if (!sources.has(key)) {
+    if (sources.size >= MAX_SOURCES) {
+      return;
+    }
     const transport = new SourceTransport(datagrams, source);
     sources.set(key, transport);
     forwarder.addFace(new L3Face(transport));

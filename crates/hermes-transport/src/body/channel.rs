@@ -19,6 +19,8 @@ struct Channel {
     ended: bool,
     /// The writer was dropped without a call of `finish`, so the body is incomplete.
     broken: bool,
+    /// Why it is.
+    failure: Option<Error>,
     reader_gone: bool,
     reader: Option<std::task::Waker>,
     writer: Option<std::task::Waker>,
@@ -46,7 +48,8 @@ impl ChannelBody {
             return Poll::Ready(Some(Ok(Frame::data(chunk))));
         }
         if channel.broken {
-            return Poll::Ready(Some(Err(Error::ClientGone("the tunnel broke".to_owned()))));
+            let failure = channel.failure.take();
+            return Poll::Ready(Some(Err(failure.unwrap_or_else(|| Error::ClientGone("the tunnel broke".to_owned())))));
         }
         if channel.ended {
             return Poll::Ready(None);
@@ -102,6 +105,11 @@ impl ChannelSender {
 }
 
 impl ChannelSender {
+    /// Breaks the body off with this error.
+    pub fn fail(self, error: Error) {
+        self.0.borrow_mut().failure = Some(error);
+    }
+
     /// Ends the body cleanly.
     pub fn finish(self) {
         self.0.borrow_mut().ended = true;

@@ -53,7 +53,7 @@ pub(crate) struct ResumableBody {
     entry: Rc<SessionEntry>,
     /// The current session, passed on to the bodies that follow.
     session: RefCell<Option<Rc<SessionEntry>>>,
-    manner: RequestForm,
+    form: RequestForm,
     resume: Resume,
     rest: Resumable,
     state: State,
@@ -121,7 +121,7 @@ impl ResumableBody {
     pub(super) fn new(
         worker: Rc<Worker>,
         entry: Rc<SessionEntry>,
-        (manner, resume): (RequestForm, Resume),
+        (form, resume): (RequestForm, Resume),
         (body, rest, answer): (Body, Resumable, &ResponseHead),
     ) -> Self {
         // The digest covers the complete representation, so it cannot verify a part.
@@ -135,7 +135,7 @@ impl ResumableBody {
             worker,
             entry,
             session: RefCell::new(None),
-            manner,
+            form,
             resume,
             rest,
             state,
@@ -293,12 +293,12 @@ impl ResumableBody {
 
     fn request_rest(&mut self) -> Result<(), Error> {
         let fields = self.rest.fields().ok_or_else(|| Error::Internal("a range that is no field".to_owned()))?;
-        let (worker, entry, manner) = (self.worker.clone(), self.entry.clone(), self.manner.clone());
+        let (worker, entry, form) = (self.worker.clone(), self.entry.clone(), self.form.clone());
         self.note("resumed");
         self.asked = Some(Instant::now());
         self.entry.is_starved.set(false);
         self.wait(self.patience(true));
-        let question = Question::for_part(manner, fields);
+        let question = Question::for_part(form, fields);
         self.state = State::Asking(Box::pin(async move { send_again(&worker, &entry, question).await }));
         Ok(())
     }

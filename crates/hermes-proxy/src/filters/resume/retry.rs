@@ -23,7 +23,7 @@ use hermes_transport::runtime::session::{Delivery, SessionEntry};
 
 /// A request to send again.
 pub(super) struct Question<'a> {
-    manner: RequestForm,
+    form: RequestForm,
     body: RequestBody,
     interim: Option<Arc<Interim>>,
     amend: Option<HeadOverrides>,
@@ -39,7 +39,7 @@ impl<'a> Question<'a> {
     /// Creates a request that is equal to the original one.
     pub(super) fn of(forward: &Forward<'a>) -> Self {
         Self {
-            manner: RequestForm::of(&forward.rewriter),
+            form: RequestForm::of(&forward.rewriter),
             body: forward.body.clone(),
             interim: forward.interim.clone(),
             amend: forward.rewriter.amend.clone(),
@@ -48,10 +48,10 @@ impl<'a> Question<'a> {
     }
 
     /// A request for a part of a response, with `Range` and `If-Range`; the original request had no body.
-    pub(super) fn for_part(manner: RequestForm, (range, of): (HeaderValue, HeaderValue)) -> Self {
+    pub(super) fn for_part(form: RequestForm, (range, of): (HeaderValue, HeaderValue)) -> Self {
         let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
         let amend = Some(HeadOverrides { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
-        Self { manner, body: RequestBody::Empty, interim: None, amend, kept_by: None }
+        Self { form, body: RequestBody::Empty, interim: None, amend, kept_by: None }
     }
 }
 
@@ -69,7 +69,7 @@ pub(super) async fn send_again(
         Decision::Act(route) => route,
         Decision::Deny(deny) => return Err(Error::Reconfigured(deny.reason.to_string())),
     };
-    let Question { manner, body, interim, amend, kept_by } = question;
+    let Question { form, body, interim, amend, kept_by } = question;
     // Another route's origin must not receive this cache's validators: the same tag may mean other content there.
     let amend = amend.filter(|_| kept_by.is_none_or(|by| hermes_cache::registry::is_one(by, &route)));
     let own = match &route.action {
@@ -89,7 +89,7 @@ pub(super) async fn send_again(
         return Err(Error::Reconfigured(reason));
     }
     *entry.route.borrow_mut() = Some(route.clone());
-    let request = manner.request(entry);
+    let request = form.request(entry);
     let mut forward = Forward::new(worker, &generation, entry, &route, &request, interim);
     (forward.body, forward.rewriter.amend) = (body, amend);
     match &route.action {
