@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use hermes_testkit::{limits::raise_open_files, netns::Namespace};
+use hermes_testkit::{limits::raise_open_files, netns::Namespace, process::Usage};
 use serde::Serialize;
 
 use self::contenders::{
@@ -55,6 +55,9 @@ const PRODUCER_PORT: u16 = 6363;
 const EGRESS_PORT: u16 = 4001;
 /// The sizes of Figure 5, in bytes.
 const SIZES: [u64; 6] = [1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20, 256 << 20];
+/// Connections that are idle at once, and those before them, which fill the caches of a splitter.
+const IDLE: usize = 500;
+const BEFORE_IDLE: usize = 100;
 /// The transfer of Figure 6.
 const BULK: u64 = 4 << 30;
 const BUFFER: usize = 256 << 10;
@@ -120,6 +123,9 @@ struct Figures {
     /// Gbit/s and CPU seconds of the splitter for each transfer of 4 GiB.
     bulk_gbit_s: Vec<f64>,
     bulk_cpu_s: Vec<f64>,
+    /// Resident memory of the splitter for each idle connection, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -273,7 +279,28 @@ fn measure(options: &PepOptions, targets: &[Target]) -> Result<BTreeMap<&'static
             figures.bulk_cpu_s.push(cpu);
         }
     }
+    // All stay open, so that no memory is used twice.
+    let mut open = Vec::new();
+    for target in targets {
+        let Some(pid) = target.pid else { continue };
+        eprintln!("pep: idle connections, {}", target.name);
+        open.extend(idle(target, BEFORE_IDLE, &mut buffer)?);
+        let before = Usage::of_tree(pid)?.memory.rss;
+        open.extend(idle(target, IDLE, &mut buffer)?);
+        let more = Usage::of_tree(pid)?.memory.rss.saturating_sub(before);
+        all.entry(target.name).or_default().idle_bytes = Some(more / IDLE as u64);
+    }
     Ok(all)
+}
+
+/// Opens connections that have each had one request.
+fn idle(target: &Target, count: usize, buffer: &mut [u8]) -> Result<Vec<TcpStream>> {
+    let one = |_| {
+        let mut stream = connect(target)?;
+        ask(target, &mut stream, "HEAD", 0, buffer)?;
+        Ok(stream)
+    };
+    (0..count).map(one).collect()
 }
 
 /// Ten requests of a kind, and one of each size.
@@ -306,13 +333,9 @@ fn wait(pause: Duration) {
     thread::sleep(pause);
 }
 
-/// CPU seconds of a process so far, from `/proc/PID/stat`.
+/// CPU seconds of a process and its children so far.
 pub(crate) fn cpu_of(pid: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // utime and stime are fields 14 and 15; the state, field 3, is the first one here.
-    let ticks: f64 = [11, 12].iter().filter_map(|at| fields.get(*at)?.parse::<f64>().ok()).sum();
-    Ok(ticks / 100.0)
+    Ok(Usage::of_tree(pid)?.cpu.as_secs_f64())
 }
 
 /// The mean and the median.
@@ -325,7 +348,7 @@ pub(crate) fn mean_and_median(values: &[f64]) -> (f64, f64) {
 
 fn print_table(report: &Report) {
     println!(
-        "contender            P ms: mean median   NP ms: mean median   1 KB..256 MB ms (median)   4 GiB: Gbit/s  CPU s"
+        "contender            P ms: mean median   NP ms: mean median   1 KB..256 MB ms (median)   4 GiB: Gbit/s  CPU s   bytes/idle"
     );
     for (name, figures) in &report.contenders {
         let (persistent, fresh) =
@@ -333,8 +356,9 @@ fn print_table(report: &Report) {
         let sizes: Vec<String> =
             figures.get_ms.values().map(|times| format!("{:.2}", mean_and_median(times).1)).collect();
         let (rate, cpu) = (mean_and_median(&figures.bulk_gbit_s).1, mean_and_median(&figures.bulk_cpu_s).1);
+        let idle = figures.idle_bytes.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
         println!(
-            "{name:19} {:9.3} {:7.3} {:13.3} {:7.3}   {}   {rate:.1} {cpu:.2}",
+            "{name:19} {:9.3} {:7.3} {:13.3} {:7.3}   {}   {rate:.1} {cpu:.2} {idle}",
             persistent.0,
             persistent.1,
             fresh.0,

@@ -19,7 +19,7 @@ use hermes_ndn::lp::LpPacket;
 use hermes_ndn::packet::Interest;
 use hermes_ndn::signature::VerifyingKey;
 use hermes_ndn::trust::TrustSchema;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 
 use super::face::{Face, connect_face, label};
@@ -50,6 +50,10 @@ struct SharedForwarder {
     core: RefCell<Forwarder>,
     to_face: RefCell<Option<mpsc::Sender<Bytes>>>,
     consumers: RefCell<HashMap<ConsumerId, Registration>>,
+    /// One request at a time connects the face. The others wait for its result.
+    turn: Semaphore,
+    /// The number of attempts to connect that have failed, and the last error.
+    failed: RefCell<(u64, Option<Error>)>,
     next: Cell<ConsumerId>,
     used: Cell<Instant>,
     /// The number of frames that have arrived.
@@ -99,11 +103,22 @@ impl Forwarders {
             *entry.peer.borrow_mut() = Some(label(&config.uri, route));
             return Ok(forwarder.join(to_face, true));
         }
-        let face = connect_face(worker, entry, config, route).await?;
-        // Another request may have connected one meanwhile.
+        let before = forwarder.failed.borrow().0;
+        // The semaphore is never closed.
+        let _turn = forwarder.turn.acquire().await.ok();
         if let Some(to_face) = forwarder.open_face() {
+            *entry.peer.borrow_mut() = Some(label(&config.uri, route));
             return Ok(forwarder.join(to_face, true));
         }
+        if let (failed, Some(error)) = &*forwarder.failed.borrow()
+            && *failed > before
+        {
+            return Err(error.clone());
+        }
+        let connected = connect_face(worker, entry, config, route).await;
+        let face = connected.inspect_err(|error| {
+            *forwarder.failed.borrow_mut() = (before + 1, Some(error.clone()));
+        })?;
         let consumer = forwarder.join(face.to_face.clone(), false);
         *forwarder.to_face.borrow_mut() = Some(face.to_face.clone());
         worker.spawn(serve(Rc::downgrade(&forwarder), worker.clone(), face));
@@ -144,6 +159,8 @@ impl SharedForwarder {
             core: RefCell::new(Forwarder::new(ForwarderLimits::default(), trust, nonce)),
             to_face: RefCell::default(),
             consumers: RefCell::default(),
+            turn: Semaphore::new(1),
+            failed: RefCell::default(),
             next: Cell::new(0),
             used: Cell::new(Instant::now()),
             received: Cell::new(0),

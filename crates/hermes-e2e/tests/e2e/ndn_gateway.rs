@@ -13,16 +13,17 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use hermes_ndn::framing::PacketSplitter;
 use hermes_ndn::lp::{LpPacket, NackReason};
 use hermes_ndn::name::types;
 use hermes_ndn::packet::{APPLICATION_NACK, CERTIFICATE, DataBuilder, Interest};
 use hermes_ndn::signature::{Signer, VerifyingKey};
-use hermes_ndn::{Component, Name, Packet};
+use hermes_ndn::{Component, MAX_FRAME, Name, Packet};
 use hermes_testkit::binary::hermes;
 use hermes_testkit::listener_client::ListenerClient;
 use hermes_testkit::overlay::{Node, Overlay};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UdpSocket;
+use tokio::net::{TcpListener, UdpSocket};
 use tokio::task::JoinSet;
 
 /// Requests share Interests, Data and certificates with those of the same worker.
@@ -405,7 +406,7 @@ routes:
 
 #[tokio::test]
 async fn a_silent_face_is_replaced() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -424,4 +425,50 @@ async fn a_silent_face_is_replaced() {
     assert_eq!(get(&node, "/page/v=1/seg=0").await.0, 504);
     let (status, head, body) = get(&node, "/page/v=1/seg=0").await;
     assert_eq!((status, body.as_deref()), (200, Some(&b"<p>named</p>"[..])), "{head}");
+}
+
+/// One of the requests connects the face, and all others wait for it.
+#[tokio::test]
+async fn requests_that_begin_together_share_one_face() {
+    const DOCUMENT: &str = "
+workers: 1
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes: [{name: open, match: {path: '/open/*'}, terminate: {ndn: 'tcp://$FORWARDER', accept-digest: true}}]
+";
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let forwarder = listener.local_addr().unwrap();
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("gateway").document(DOCUMENT).with("FORWARDER", forwarder).start().await.unwrap();
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let counted = accepted.clone();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            counted.fetch_add(1, Ordering::Relaxed);
+            connections.spawn(async move {
+                let (mut splitter, mut buffer) = (PacketSplitter::new(MAX_FRAME), vec![0; 65_536]);
+                while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+                    splitter.push(&buffer[..read]);
+                    while let Some(packet) = splitter.next_packet().unwrap() {
+                        let packet = LpPacket::decode(packet).unwrap().fragment.unwrap();
+                        let Packet::Interest(interest) = Packet::decode(packet).unwrap() else { panic!() };
+                        let data = DataBuilder { name: interest.name, ..DataBuilder::default() };
+                        stream.write_all(&data.sign(b"page", &Signer::digest()).unwrap()).await.unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let mut requests = JoinSet::new();
+    for number in 0..40 {
+        let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
+        requests.spawn(async move {
+            http1.send(format!("GET /open/{number}/v=1/seg=0 HTTP/1.1\r\nhost: gateway\r\n\r\n")).await.unwrap();
+            http1.head().await.unwrap().status()
+        });
+    }
+    assert!(requests.join_all().await.iter().all(|status| *status == 200));
+    assert_eq!(accepted.load(Ordering::Relaxed), 1);
 }

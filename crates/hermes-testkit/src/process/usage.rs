@@ -30,7 +30,10 @@ pub struct Memory {
 
 impl Usage {
     /// Sums over `pid` and its descendants.
-    pub(crate) fn of_tree(pid: u32) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn of_tree(pid: u32) -> io::Result<Self> {
         let mut sum = Self { cpu: cpu_of(pid)?, memory: memory_of(pid)? };
         for member in family(pid).into_iter().skip(1) {
             // A child that ended between the two reads uses nothing.
