@@ -78,7 +78,7 @@ pub(super) fn start_transparent_haproxy(router: &Namespace, dir: &Path) -> Resul
 pub(super) fn start_nginx(router: &Namespace, dir: &Path) -> Result<Running> {
     let config = format!(
         "load_module /usr/lib/nginx/modules/ngx_stream_module.so;\ndaemon off;\nworker_processes 2;\n\
-         pid {0}/nginx.pid;\nerror_log {0}/nginx.log;\nevents {{}}\nstream {{ server {{ listen {ROUTER}:{NGINX_PORT}; \
+         pid {0}/nginx.pid;\nerror_log {0}/nginx.log;\nevents {{ worker_connections 4096; }}\nstream {{ server {{ listen {ROUTER}:{NGINX_PORT}; \
          proxy_pass {SERVER}:{DIRECT_PORT}; tcp_nodelay on; }} }}\n",
         dir.display()
     );
