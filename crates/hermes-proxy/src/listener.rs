@@ -474,7 +474,8 @@ async fn open<'a>(
         Ok(mut request) => {
             request.connection = connection.cloned();
             request.early = Some(EarlyPayload::new(near));
-            session::serve(worker, request).await
+            // Boxed, so that a tunnel does not keep the memory of its opening.
+            Box::pin(session::serve(worker, request)).await
         }
         Err(rejected) => SessionOutcome::Response(session::reject(worker, *rejected)),
     }

@@ -201,7 +201,12 @@ impl Direction {
                             self.chunk = Bytes::new();
                             State::Discarding
                         }
-                        Poll::Ready(written) => written.map(|()| State::Flushing).map_err(from_sink)?,
+                        Poll::Ready(written) => {
+                            written.map_err(from_sink)?;
+                            // An empty chunk would keep its buffer while the tunnel is idle.
+                            self.chunk = Bytes::new();
+                            State::Flushing
+                        }
                         Poll::Pending => return Poll::Pending,
                     };
                 }

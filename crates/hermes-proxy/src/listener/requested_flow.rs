@@ -29,7 +29,8 @@ pub(super) async fn serve(
         Ok(mut request) => {
             request.connection = Some(connection.clone());
             tokio::select! {
-                outcome = session::serve(worker, request) => outcome,
+                // Boxed, so that a tunnel does not keep the memory of its opening.
+                outcome = Box::pin(session::serve(worker, request)) => outcome,
                 // Dropping the session ends its attempt.
                 () = flow.gone() => return,
             }
