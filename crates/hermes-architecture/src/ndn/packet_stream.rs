@@ -30,6 +30,7 @@ pub struct PacketStream {
     splitter: PacketSplitter,
     /// Whole packets from the tunnel that the face has no room for yet.
     waiting: VecDeque<Bytes>,
+    is_finished: bool,
 }
 
 impl PacketStream {
@@ -40,6 +41,7 @@ impl PacketStream {
             to_face: PollSender::new(to_face),
             splitter: PacketSplitter::new(MAX_FRAME),
             waiting: VecDeque::new(),
+            is_finished: false,
         }
     }
 
@@ -90,8 +92,17 @@ impl BoxedStream for PacketStream {
         self.poll_deliver(cx)
     }
 
+    /// A face has no half-close: its other direction ends, too, once the packets that wait have left.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_deliver(cx)
+        ready!(self.poll_deliver(cx))?;
+        if !self.is_finished {
+            self.is_finished = true;
+            self.to_face.close();
+            self.from_face.close();
+            // Closing a queue wakes its senders alone, and the reader is a part of this task.
+            cx.waker().wake_by_ref();
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn abort(&mut self) {

@@ -15,6 +15,7 @@ use hermes_ndn::signature::Signer;
 use hermes_ndn::{Data, MAX_FRAME, Name, Packet};
 use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
+use hermes_testkit::poll::until;
 use nix::sys::signal::Signal;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket, UnixListener, UnixStream};
@@ -228,20 +229,52 @@ async fn a_datagram_face_is_served_and_its_fragments_are_joined() {
 async fn an_interest_without_a_namespace_or_a_route_comes_back() {
     let overlay = Overlay::new(hermes()).unwrap();
     let (near, _far, _producers) = overlay_of(&overlay, "h2").await;
-    // Bob has no replica for TEST: the session is denied, and the next Interest learns of it.
+    // Bob has no replica for TEST: the session is denied.
     for (listener, of) in [("alice", "/com/x"), ("bob", "/org/test/x")] {
         let mut face = StreamFace::connect(near.address(listener)).await;
         let interest = Interest::new(name(of)).encode();
         let token = Some(Bytes::from_static(b"token"));
         let frame = LpPacket { pit_token: token.clone(), ..LpPacket::bare(interest.clone()) }.encode();
-        let nack = loop {
-            face.send(&frame).await;
-            if let Ok(answer) = tokio::time::timeout(Duration::from_millis(100), face.receive()).await {
-                break answer;
-            }
-        };
-        assert_eq!(nack, LpPacket { nack: Some(NackReason::NoRoute), pit_token: token, ..LpPacket::bare(interest) });
+        face.send(&frame).await;
+        assert_eq!(
+            face.receive().await,
+            LpPacket { nack: Some(NackReason::NoRoute), pit_token: token, ..LpPacket::bare(interest) }
+        );
     }
+}
+
+/// A face that closes at either end ends the session, and loses no later Interest.
+#[tokio::test]
+async fn a_session_ends_with_either_of_its_faces() {
+    const DOCUMENT: &str = "
+workers: 1
+listeners: [{name: face, bind: '127.0.0.1:0', protocol: ndn, namespaces: {ORG: /org}}]
+routes: [{name: packets, match: {kind: tcp}, terminate: {ndn: 'tcp://$PRODUCER'}}]
+";
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let producer = listener.local_addr().unwrap();
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = overlay.node("node").document(DOCUMENT).with("PRODUCER", producer).start().await.unwrap();
+    let mut face = StreamFace::connect(node.address("face")).await;
+    let mut buffer = vec![0; 10_000];
+    for _ in 0..3 {
+        face.send(&Interest::new(name("/org/x")).encode()).await;
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let read = stream.read(&mut buffer).await.unwrap();
+        stream.write_all(&answer(Bytes::copy_from_slice(&buffer[..read]), "tcp")).await.unwrap();
+        assert_eq!(producer_of(&face.receive().await).1, "tcp");
+        // The producer restarts, and the next Interest finds the new one.
+        drop(stream);
+        until("the session has ended", async || node.metric("hermes_sessions_open", "").await.unwrap() == 0.0).await;
+    }
+    face.send(&Interest::new(name("/org/x")).encode()).await;
+    let (mut stream, _) = listener.accept().await.unwrap();
+    assert!(stream.read(&mut buffer).await.unwrap() > 0);
+    drop(face);
+    let end = tokio::time::timeout(Duration::from_secs(30), stream.read(&mut buffer)).await;
+    assert_eq!(end.unwrap().unwrap(), 0, "the producer learns that its consumer has gone");
+    until("the session has ended", async || node.metric("hermes_sessions_open", "").await.unwrap() == 0.0).await;
+    node.assert_sound();
 }
 
 /// A consumer that reads nothing stops its own session, and the producer with it; nothing is lost.

@@ -63,6 +63,8 @@ struct Face {
     namespaces: Vec<(Name, Arc<str>)>,
     to_face: mpsc::Sender<Bytes>,
     sessions: RefCell<HashMap<Arc<str>, SessionState>>,
+    /// The first packets of sessions that are being opened, by namespace. They come back if a session is refused.
+    opening: RefCell<HashMap<Arc<str>, Vec<LpPacket>>>,
     /// The next packet to the face carries a congestion mark.
     is_congested: Cell<bool>,
 }
@@ -104,6 +106,7 @@ impl Face {
             namespaces,
             to_face,
             sessions: RefCell::default(),
+            opening: RefCell::default(),
             is_congested: Cell::new(false),
         })
     }
@@ -131,6 +134,11 @@ impl Face {
         };
         match self.sessions.borrow().get(namespace) {
             Some(SessionState::Open(queue)) if !queue.is_closed() => {
+                if let Some(first) = self.opening.borrow_mut().get_mut(namespace)
+                    && first.len() < QUEUE_PACKETS
+                {
+                    first.push(packet.clone());
+                }
                 return Some(PacketDestination::Session(queue.clone()));
             }
             Some(SessionState::Failed(until)) if *until > self.worker.now() => {
@@ -142,6 +150,7 @@ impl Face {
         }
         let (queue, packets) = mpsc::channel(QUEUE_PACKETS);
         self.sessions.borrow_mut().insert(namespace.clone(), SessionState::Open(queue.clone()));
+        self.opening.borrow_mut().insert(namespace.clone(), vec![packet.clone()]);
         self.worker.spawn(serve_namespace(self.clone(), namespace.clone(), packets));
         Some(PacketDestination::Session(queue))
     }
@@ -184,6 +193,7 @@ async fn serve_namespace(face: Rc<Face>, namespace: Arc<str>, packets: mpsc::Rec
     let stream = PacketStream::new(packets, face.to_face.clone());
     let mut near = ByteStream::Boxed(Box::new(stream));
     let opened = open(&face.worker, face.connection.as_ref(), &mut near, face.request(&namespace)).await;
+    let first = face.opening.borrow_mut().remove(&namespace).unwrap_or_default();
     let state = match opened {
         SessionOutcome::Tunnel(tunnel) => {
             session::relay(DownstreamEnd::Stream(near), *tunnel).await;
@@ -191,6 +201,13 @@ async fn serve_namespace(face: Rc<Face>, namespace: Arc<str>, packets: mpsc::Rec
         }
         SessionOutcome::Response(_) => {
             near.abort();
+            for frame in first {
+                if let Some(inner) = frame.fragment.clone()
+                    && let Ok((kind, _)) = name_of(inner.clone())
+                {
+                    face.return_interest(kind, inner, &frame);
+                }
+            }
             Some(SessionState::Failed(face.worker.now() + PENALTY.as_millis() as u64))
         }
     };
