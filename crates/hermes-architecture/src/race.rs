@@ -7,6 +7,8 @@
 //! preferred one by winning several heats in a row, or where the preferred one has failed. So a single slow moment
 //! changes nothing.
 
+pub mod repeatable_body;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
