@@ -258,14 +258,17 @@ impl<R: Repeatable> RepeatableBody<R> {
         Ok(self.withheld.take())
     }
 
-    /// Asks the next alternative. Fails with the first error if all have failed, or if the client has no byte by which the
+    /// Asks the next alternative. Fails with both errors if all have failed, or if the client has no byte by which the
     /// contents could be compared.
     fn try_next(&mut self, error: Error) -> Result<(), Error> {
         tracing::debug!(peer = %self.peer, %error, "response body failed");
-        let error = self.failure.take().unwrap_or(error);
         let Some(next) = self.untried.pop().filter(|_| self.sent > 0 && self.withheld.is_none()) else {
-            return Err(error);
+            return Err(match self.failure.take() {
+                Some(first) => self.broken(format!("{error}; before that: {first}")),
+                None => error,
+            });
         };
+        let error = self.failure.take().unwrap_or(error);
         (self.current, self.failure, self.prefix_check) = (next, Some(error), None);
         self.state = State::Asking(self.request.send_again(next));
         self.reset_timer();

@@ -172,7 +172,7 @@ async fn every_session_has_one_record_with_the_fields_of_the_reference() {
 }
 
 /// Families that have a line only where their listeners, routes or upstreams are: the tests of these read them.
-const OF_OTHER_NODES: [&str; 10] = [
+const OF_OTHER_NODES: [&str; 11] = [
     "hermes_cache_bytes",
     "hermes_cache_evictions_total",
     "hermes_cache_requests_total",
@@ -183,6 +183,7 @@ const OF_OTHER_NODES: [&str; 10] = [
     "hermes_upstream_rate_limit_wait_seconds",
     "hermes_upstream_rate_limit_per_second",
     "hermes_upstream_backups_total",
+    "hermes_tcp_urgent_total",
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -445,6 +445,12 @@ fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, 
             report.warning(format!("{at}.custody"), message);
         }
     }
+    let is_content = matcher.kinds == [Kind::Http] || !matcher.paths.is_empty();
+    let accepts_none = |face: &Face| face.anchors.is_empty() && !face.accept_digest;
+    if is_content && action.alternatives().iter().any(|one| matches!(one, Action::Face(face) if accepts_none(face))) {
+        let message = "no content would be accepted; add anchors with the public keys of its signers, or accept-digest";
+        report.problem(format!("{at}.terminate"), message);
+    }
     let keeps = matches!(action, Action::Upstream(_) | Action::Terminate(Terminate { kind: TerminateKind::Http, .. }));
     if section.cache.is_some() && !keeps {
         let message =

@@ -134,6 +134,7 @@ impl Repeatable for ContentRace {
     }
 
     fn is_replaced(&self, by: usize) {
+        self.worker.shared.metrics.resumed(&self.route.name, "replaced");
         self.worker.standings.replaced(&self.route, &self.entry.facts, by);
     }
 }
