@@ -135,7 +135,7 @@ async fn ten_takeovers_in_a_row_under_load_lose_nothing() {
         let mut face = UnixStream::connect(&dynasty.face).unwrap();
         face.set_read_timeout(Some(EFFECT_TIMEOUT)).unwrap();
         face.write_all(&Interest::new("/other".parse().unwrap()).encode()).unwrap();
-        // Unlike `read`, it goes on after a signal.
+        // `read_exact` repeats a read that a signal has interrupted; `read` fails.
         face.read_exact(&mut [0; 8]).unwrap();
     }
     traffic.progress(2).await;
