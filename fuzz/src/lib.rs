@@ -21,7 +21,7 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const OF_THE_CONTROLLER: &[&str] = &["overlay_document", "token"];
 
 /// The targets of NDN; the tests of `hermes-ndn` replay their corpus.
-pub const OF_NDN: &[&str] = &["ndn_fetch", "ndn_forwarder", "ndn_lp", "ndn_packet"];
+pub const OF_NDN: &[&str] = &["ndn_acks", "ndn_fetch", "ndn_forwarder", "ndn_lp", "ndn_packet"];
 
 /// All other targets.
 pub const TARGETS: &[Target] = &[

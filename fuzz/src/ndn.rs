@@ -3,13 +3,14 @@
 //! In: bytes of a peer. Out: nothing, or a panic. The tests of `hermes-ndn` include this file, too, and replay the corpus,
 //! so that the crate of the fuzz targets needs no library for signatures.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_ndn::fetch::{Fetch, FetchLimits};
 use hermes_ndn::forwarder::{Delivery, Forwarder, ForwarderLimits, Output};
 use hermes_ndn::framing::PacketSplitter;
-use hermes_ndn::lp::{Fragmenter, LpPacket, NackReason, Reassembler, ReassemblyLimits};
+use hermes_ndn::lp::{Fragmenter, LpPacket, NackReason, Reassembler, ReassemblyLimits, Retransmitter};
 use hermes_ndn::name::types;
 use hermes_ndn::packet::{APPLICATION_NACK, Data, DataBuilder, Interest, name_of};
 use hermes_ndn::signature::{Signer, VerifyingKey};
@@ -76,6 +77,71 @@ fn split_and_join(frame: &LpPacket, width: usize) {
     let joined: Vec<LpPacket> = joined.collect();
     assert_eq!(joined.len(), 1);
     assert_eq!(joined[0].fragment, frame.fragment);
+}
+
+/// Each byte sends a frame, acknowledges a number or lets time pass. A frame that was acknowledged is never sent again. At
+/// the end of a silence, each of the others was lost.
+pub fn ndn_acks(data: &[u8]) {
+    let first = u64::MAX - 3;
+    let (mut sender, mut now) = (Retransmitter::new(first), Duration::ZERO);
+    let mut sent = Sent::default();
+    for byte in data {
+        let operand = byte & 0x3F;
+        match byte >> 6 {
+            0 => {
+                let frame = LpPacket::bare(Bytes::from(sent.frames.to_be_bytes().to_vec()));
+                sent.frames += 1;
+                sent.take(&sender.send(frame, now));
+            }
+            // A number of the last 64, or one that was never sent.
+            1 | 2 => {
+                let number = first.wrapping_add(sent.transmissions).wrapping_sub(u64::from(operand));
+                sent.acknowledge(number);
+                let acks = if byte >> 6 == 1 { vec![number] } else { vec![number; 2] };
+                sender.take_acks(&acks, now).iter().for_each(|again| sent.take(again));
+            }
+            _ => {
+                now += Duration::from_millis(1 << (operand % 13));
+                sender.handle_timeout(now).iter().for_each(|again| sent.take(again));
+            }
+        }
+    }
+    while let Some(timeout) = sender.next_timeout() {
+        now = now.max(timeout);
+        sender.handle_timeout(now).iter().for_each(|again| sent.take(again));
+    }
+    let unnumbered = sender.counters.unnumbered;
+    assert_eq!(sent.done.len() as u64 + sender.counters.lost + unnumbered, sent.frames);
+    assert_eq!(sent.transmissions + unnumbered, sent.frames + sender.counters.repeated);
+    assert!(sender.counters.repeated <= 3 * sent.frames);
+}
+
+/// What a neighbour knows of the frames that were sent to it.
+#[derive(Default)]
+struct Sent {
+    frames: u64,
+    transmissions: u64,
+    /// The content by number, of frames that may be acknowledged.
+    open: HashMap<u64, Bytes>,
+    /// Acknowledged content.
+    done: HashSet<Bytes>,
+}
+
+impl Sent {
+    fn take(&mut self, frame: &Bytes) {
+        let frame = LpPacket::decode(frame.clone()).unwrap_or_else(|error| panic!("a frame is refused: {error}"));
+        let (Some(number), Some(content)) = (frame.tx_sequence, frame.fragment) else { return };
+        assert!(!self.done.contains(&content), "an acknowledged frame was sent again");
+        // The number of an earlier transmission means nothing any more.
+        self.open.retain(|_, earlier| *earlier != content);
+        assert!(self.open.insert(number, content).is_none());
+        assert!(self.open.len() <= 256);
+        self.transmissions += 1;
+    }
+
+    fn acknowledge(&mut self, number: u64) {
+        self.done.extend(self.open.remove(&number));
+    }
 }
 
 /// Names that begin with each other, and those of certificates.

@@ -1,6 +1,6 @@
 //! `pep`: connections that a router splits, beside direct ones and other splitters (PEP-DNA, Table II, Figures 5 and 6).
 //!
-//! In: the binary. Out: a JSON file with every round, and a table. Client, router and server are namespaces. All
+//! In: the binary. Out: a JSON file with every figure, and a table. Client, router and server are namespaces. All
 //! contenders run at once and are measured in turns: each has a port of the server, except the proxies with a port of
 //! their own (`contenders`). The minimal splitter stands for the paper's user-space PEP: a thread for each direction.
 //! `paths` has transfers over slow and over lossy paths.
@@ -75,12 +75,15 @@ pub(crate) struct PepOptions {
     /// The binary to measure.
     #[arg(long, default_value = "target/release/hermes")]
     hermes: PathBuf,
-    /// Rounds; each has ten requests of a kind for each contender.
+    /// HEADs of a kind for each contender.
+    #[arg(long, default_value_t = 100)]
+    heads: usize,
+    /// Time between two HEADs of a kind to the same contender. The others have theirs meanwhile.
+    #[arg(long, default_value_t = 1000)]
+    interval_ms: u64,
+    /// GETs of each size for each contender; 0 leaves them out.
     #[arg(long, default_value_t = 10)]
-    rounds: usize,
-    /// Time between requests [default: 20 ms; the paper: 1000]
-    #[arg(long, default_value_t = 20)]
-    pause_ms: u64,
+    gets: usize,
     /// Transfers of 4 GiB for each contender; 0 leaves them out.
     #[arg(long, default_value_t = 3)]
     transfers: usize,
@@ -90,6 +93,9 @@ pub(crate) struct PepOptions {
     /// Transfers over each slow or lossy path for each contender; 0 leaves them out.
     #[arg(long, default_value_t = 3)]
     path_transfers: usize,
+    /// Measures only these contenders and the direct connection.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
 }
 
 /// A path from the client to the server.
@@ -130,8 +136,7 @@ struct Figures {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    rounds: usize,
-    pause_ms: u64,
+    interval_ms: u64,
     segmentation_offload: bool,
     contenders: BTreeMap<&'static str, Figures>,
     /// By path and contender: seconds of each transfer.
@@ -183,17 +188,17 @@ pub(crate) fn run(options: &PepOptions) -> Result<()> {
         Target { max_bytes: MAX_FLOW_BYTES, ..Target::new("hermes-rina-tcp", (SERVER, FLOW_PORT), ours) },
         Target { max_bytes: MAX_NAMED_BYTES, is_named: true, ..Target::new("hermes-ccn", (SERVER, NAMED_PORT), ours) },
     ];
+    let is_wanted = |target: &Target| {
+        let mut wanted = options.only.iter().map(String::as_str).chain(["direct"]);
+        options.only.is_empty() || wanted.any(|name| name == target.name)
+    };
+    let targets: Vec<Target> = targets.into_iter().filter(is_wanted).collect();
     let measuring = options.clone();
     let contenders = in_namespace_to_end(&client, move || measure(&measuring, &targets))??;
     drop((haproxy, transparent, nginx, hermes));
     let paths = paths::measure(options, dir.path())?;
-    let report = Report {
-        rounds: options.rounds,
-        pause_ms: options.pause_ms,
-        segmentation_offload: !options.no_offload,
-        contenders,
-        paths,
-    };
+    let report =
+        Report { interval_ms: options.interval_ms, segmentation_offload: !options.no_offload, contenders, paths };
     print_table(&report);
     let file = options.out.join(if options.no_offload { "pep-no-offload.json" } else { "pep.json" });
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n").context(file.display().to_string())
@@ -260,13 +265,8 @@ fn measure(options: &PepOptions, targets: &[Target]) -> Result<BTreeMap<&'static
     let mut all: BTreeMap<&'static str, Figures> =
         targets.iter().map(|target| (target.name, Figures::default())).collect();
     let mut buffer = vec![0; BUFFER];
-    for round in 0..options.rounds {
-        eprintln!("pep: round {} of {}", round + 1, options.rounds);
-        for target in targets {
-            let figures = all.entry(target.name).or_default();
-            requests(options, target, figures, &mut buffer)?;
-        }
-    }
+    heads(options, targets, &mut all, &mut buffer)?;
+    gets(options, targets, &mut all, &mut buffer)?;
     for transfer in 0..options.transfers {
         for target in targets.iter().filter(|target| target.max_bytes >= BULK) {
             eprintln!("pep: transfer {} of {}, {}", transfer + 1, options.transfers, target.name);
@@ -303,29 +303,65 @@ fn idle(target: &Target, count: usize, buffer: &mut [u8]) -> Result<Vec<TcpStrea
     (0..count).map(one).collect()
 }
 
-/// Ten requests of a kind, and one of each size.
-fn requests(options: &PepOptions, target: &Target, figures: &mut Figures, buffer: &mut [u8]) -> Result<()> {
-    let pause = Duration::from_millis(options.pause_ms);
-    let ms = |began: Instant| began.elapsed().as_secs_f64() * 1e3;
-    let mut kept = connect(target)?;
-    ask(target, &mut kept, "HEAD", 0, buffer)?;
-    for _ in 0..10 {
-        wait(pause);
-        let began = Instant::now();
-        ask(target, &mut kept, "HEAD", 0, buffer)?;
-        figures.persistent_ms.push(ms(began));
-        wait(pause);
-        let began = Instant::now();
-        let mut fresh = connect(target)?;
-        ask(target, &mut fresh, "HEAD", 0, buffer)?;
-        figures.non_persistent_ms.push(ms(began));
+/// Requests of Table II. Contenders have one in turn, so that each finds the caches of the processors as the others have
+/// left them.
+fn heads(
+    options: &PepOptions,
+    targets: &[Target],
+    all: &mut BTreeMap<&'static str, Figures>,
+    buffer: &mut [u8],
+) -> Result<()> {
+    let turns = u32::try_from(targets.len() * 2)?;
+    let pause = Duration::from_millis(options.interval_ms) / turns;
+    let mut kept = targets.iter().map(connect).collect::<Result<Vec<_>>>()?;
+    for (target, stream) in targets.iter().zip(&mut kept) {
+        ask(target, stream, "HEAD", 0, buffer)?;
     }
-    for size in SIZES.into_iter().filter(|size| *size <= target.max_bytes) {
-        let began = Instant::now();
-        ask(target, &mut kept, "GET", size, buffer)?;
-        figures.get_ms.entry(size).or_default().push(ms(began));
+    for turn in 0..options.heads {
+        if turn % 10 == 0 {
+            eprintln!("pep: {turn} of {} HEADs", options.heads);
+        }
+        for (target, stream) in targets.iter().zip(&mut kept) {
+            let figures = all.entry(target.name).or_default();
+            wait(pause);
+            let began = Instant::now();
+            ask(target, stream, "HEAD", 0, buffer)?;
+            figures.persistent_ms.push(milliseconds(began));
+            wait(pause);
+            let began = Instant::now();
+            let mut fresh = connect(target)?;
+            ask(target, &mut fresh, "HEAD", 0, buffer)?;
+            figures.non_persistent_ms.push(milliseconds(began));
+        }
     }
     Ok(())
+}
+
+/// Requests of Figure 5, on a persistent connection.
+fn gets(
+    options: &PepOptions,
+    targets: &[Target],
+    all: &mut BTreeMap<&'static str, Figures>,
+    buffer: &mut [u8],
+) -> Result<()> {
+    for turn in 0..options.gets {
+        eprintln!("pep: GETs, {} of {}", turn + 1, options.gets);
+        for target in targets {
+            let figures = all.entry(target.name).or_default();
+            let mut stream = connect(target)?;
+            ask(target, &mut stream, "HEAD", 0, buffer)?;
+            for size in SIZES.into_iter().filter(|size| *size <= target.max_bytes) {
+                let began = Instant::now();
+                ask(target, &mut stream, "GET", size, buffer)?;
+                figures.get_ms.entry(size).or_default().push(milliseconds(began));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
 }
 
 #[allow(clippy::disallowed_methods, reason = "a pause between requests of the paper, on a thread of its own")]

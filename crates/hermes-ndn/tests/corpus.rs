@@ -13,6 +13,7 @@ fn every_committed_input_passes() {
     for (name, check) in [
         ("ndn_packet", ndn::ndn_packet as fn(&[u8])),
         ("ndn_lp", ndn::ndn_lp),
+        ("ndn_acks", ndn::ndn_acks),
         ("ndn_forwarder", ndn::ndn_forwarder),
         ("ndn_fetch", ndn::ndn_fetch),
     ] {

@@ -6,13 +6,13 @@
 use std::{
     collections::BTreeMap,
     io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::Path,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use hermes_ndn::lp::LpPacket;
 use hermes_ndn::name::types;
@@ -29,6 +29,7 @@ use hermes_testkit::{
 use super::{
     APPLICATION_PORT, BUFFER, DIRECT_PORT, EGRESS_PORT, FLOW_PORT, HAPROXY_PORT, HAPROXY_SPLIT_PORT, HELD_PORT,
     NAMED_PORT, NATIVE_PORT, NGINX_PORT, PRODUCER_PORT, RELAY_PORT, ROUTER, SERVER, SPLIT_PORT, TPROXY_PORT,
+    in_namespace, wait,
 };
 
 /// The version of all NDN content. Its name is known, so no discovery takes a round trip.
@@ -133,7 +134,24 @@ fn start_node(hermes: &Path, namespace: &Namespace, dir: &Path, name: &str, docu
     let program = Program::new(name, hermes, dir).args(["proxy", "--config"]).args([&file]);
     let mut running = program.within(Some(namespace)).start()?;
     running.wait_listening(&[Port::Tcp(9900)], Duration::from_secs(10))?;
+    in_namespace(namespace, wait_ready)?;
     Ok(running)
+}
+
+/// Waits until all listeners of a node accept.
+fn wait_ready() -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, 9900))?;
+        stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        if response.starts_with("HTTP/1.1 200") {
+            return Ok(());
+        }
+        ensure!(began.elapsed() < Duration::from_secs(10), "the node is not ready: {response}");
+        wait(Duration::from_millis(10));
+    }
 }
 
 /// The head of a response, and the length of its body.
