@@ -26,7 +26,7 @@ if [[ ${#targets[@]} -eq 0 ]]; then
 fi
 
 # Longer inputs cover nothing new and cost speed.
-declare -A max_len=([node_document]=4096 [overlay_document]=4096 [capsule]=1024)
+declare -A max_len=([node_document]=4096 [overlay_document]=4096 [capsule]=1024 [ndn_acks]=512)
 
 # Maximum number of new inputs that a merge keeps for each target.
 most_files=100

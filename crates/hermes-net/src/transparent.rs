@@ -385,9 +385,8 @@ pub fn udp_from(source: SocketAddr, to: SocketAddr) -> io::Result<std::net::UdpS
 
 /// A socket with an address that need not belong to this machine.
 fn transparent_socket(kind: Type, protocol: Protocol, address: SocketAddr, mark: u32) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
+    let socket = Socket::new(Domain::for_address(address), kind.nonblocking(), Some(protocol))?;
     set_transparent(&socket, address.ip())?;
-    socket.set_nonblocking(true)?;
     socket.set_reuse_address(true)?;
     socket.set_mark(mark)?;
     socket.bind(&address.into())?;

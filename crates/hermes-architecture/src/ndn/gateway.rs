@@ -58,7 +58,11 @@ pub async fn serve(
     let facts = &entry.facts;
     let name = name_of(&facts.method, facts.path.path())?;
     let join = || forwarders.join(worker, generation, entry, config, route);
-    let limits = FetchLimits { patience: route.timeout.progress, ..FetchLimits::default() };
+    let mut limits = FetchLimits { patience: route.timeout.progress, ..FetchLimits::default() };
+    if facts.method == Method::HEAD {
+        // The first segment tells all that the response says.
+        limits.max_window = 1;
+    }
     let source = Source { peer: label(&config.uri, route), patience: route.timeout.progress };
     let consumer = join().await?;
     let is_kept = consumer.is_kept;

@@ -396,6 +396,19 @@ async fn the_ending_of_a_name_tells_its_media_type() {
     assert!(!get(&node, "/open/page").await.1.contains("content-type"));
 }
 
+#[tokio::test]
+async fn a_head_request_asks_for_one_segment() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let (node, producer, _tasks) = gateway(&overlay).await;
+    let mut http1 = ListenerClient::plain(node.address("web")).h1().await.unwrap();
+    for file in 1..=3 {
+        http1.send(format!("HEAD /open/{file}/v=12 HTTP/1.1\r\nhost: gateway\r\n\r\n")).await.unwrap();
+        assert_eq!(http1.head().await.unwrap().status(), 200);
+        // Interests for more segments would arrive before that of the next file.
+        assert_eq!(producer.segment_interests.load(Ordering::Relaxed), file);
+    }
+}
+
 const OVER_TCP: &str = "
 workers: 1
 listeners:
