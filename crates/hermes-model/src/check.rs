@@ -19,6 +19,7 @@ mod open_proxy;
 pub(crate) mod packets;
 mod policy;
 mod read;
+mod relay;
 mod report;
 mod reverse_listener;
 mod rina;

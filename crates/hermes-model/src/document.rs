@@ -11,6 +11,7 @@ pub mod keyword;
 pub mod listener;
 pub mod policy;
 pub mod redact;
+pub mod relay;
 pub mod route;
 pub mod upstream;
 

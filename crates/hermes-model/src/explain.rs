@@ -18,8 +18,8 @@ use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
 use crate::scalar::HumanDuration;
 use crate::snapshot::{
-    Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, Route, Snapshot, Target, Terminate,
-    Timeouts,
+    Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, RelayMode, Route, Snapshot, Target,
+    Terminate, Timeouts,
 };
 use crate::trust::{HERMES_USER, listener_user, settle};
 
@@ -324,6 +324,13 @@ fn one_action(action: &Action) -> String {
         }
         // A race has no races.
         Action::Race(_) => String::new(),
+        Action::Relay(relay) => {
+            let mode = match relay.mode {
+                RelayMode::Realtime => "realtime",
+                RelayMode::Reliable => "reliable",
+            };
+            format!("relay publications to subscribers ({mode})")
+        }
         Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),
     }

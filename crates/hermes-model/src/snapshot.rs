@@ -7,6 +7,7 @@
 mod index;
 mod listener;
 mod policy;
+mod relay;
 mod route;
 mod upstream;
 
@@ -25,6 +26,7 @@ pub use listener::{
     Transparent, Tun, VirtualIpPools,
 };
 pub use policy::{Cache, Custody, Durable, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
+pub use relay::{Relay, RelayMode};
 pub use route::{
     Action, DifMembership, Face, Gateway, Redirect, Respond, RinaNeighbour, Route, Target, Terminate, TerminateKind,
 };

@@ -40,6 +40,23 @@ pub const HERMES_ORIGIN: HeaderName = HeaderName::from_static("hermes-origin");
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
+/// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing.
+const OF_RELAYS: [HeaderName; 13] = [
+    HeaderName::from_static("hermes-channel"),
+    HeaderName::from_static("hermes-channels"),
+    HeaderName::from_static("hermes-deliver"),
+    HeaderName::from_static("hermes-delivered"),
+    HeaderName::from_static("hermes-event-id"),
+    HeaderName::from_static("hermes-group"),
+    HeaderName::from_static("hermes-max-timeout"),
+    HeaderName::from_static("hermes-missed"),
+    HeaderName::from_static("hermes-relay"),
+    HeaderName::from_static("hermes-subscribe"),
+    HeaderName::from_static("hermes-subscribers"),
+    HeaderName::from_static("hermes-subscription"),
+    HeaderName::from_static("hermes-timeout"),
+];
+
 /// Result of identity verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
@@ -162,7 +179,7 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         facts.headers.remove(HERMES_USER);
     } else {
         // These fields belong to the overlay, and this peer does not.
-        remove_where(&mut facts.headers, is_overlay);
+        remove_where(&mut facts.headers, is_claim);
     }
     if facts.kind == Kind::Ip {
         settle_origin(facts);
@@ -182,6 +199,11 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
 /// True for the overlay's own fields, and for fields that an origin cannot tell from them (`hermes_user`).
 pub fn is_overlay(name: &HeaderName) -> bool {
     begins_alike(name.as_str(), OVERLAY)
+}
+
+/// True for the overlay's own fields that only its nodes may send: all but those of relays.
+pub fn is_claim(name: &HeaderName) -> bool {
+    is_overlay(name) && !OF_RELAYS.contains(name)
 }
 
 /// Sets the proven origin of the session. Leases of addresses belong to users; sessions without a user are identified

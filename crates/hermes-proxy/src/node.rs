@@ -312,6 +312,7 @@ impl Node {
         let Prepared { opened, made, queues, for_worker, bound } = prepared;
         // No step after this can fail.
         self.services.custody.follow(&generation.snapshot);
+        self.services.relays.follow(&generation.snapshot);
         self.services.caches.follow(&generation.snapshot, &|route| self.shared.metrics.cache(route));
         let former = self.keep_devices(made, &generation.snapshot);
         self.sockets.extend(opened);

@@ -31,6 +31,7 @@ use crate::worker::Worker;
 use crate::{custody, filters, upgrade};
 use hermes_architecture::dial_target;
 use hermes_outbound::generation::Generation;
+use hermes_relay_service::RelayRequest;
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
 use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules};
@@ -228,6 +229,18 @@ async fn act(
             ))
             .await?;
             respond_with(generation, session, route, response)
+        }
+        (Action::Relay(settings), Kind::Http) if request.upgrade == UpgradeKind::None => {
+            let body = std::mem::replace(&mut request.body, RequestBody::Empty);
+            let relays = &worker.services.relays;
+            let request = RelayRequest { worker, relays, entry, route, settings };
+            let mut response = Box::pin(hermes_relay_service::serve(&request, body)).await?;
+            if let Some(rewrite) = &route.rewrite {
+                let vars = TemplateValues { facts: &entry.facts, node };
+                let rewritten = rewrite.response(response.headers_mut(), &vars);
+                rewritten.map_err(|error| Error::Malformed(error.to_string()))?;
+            }
+            Ok(ActionOutcome::Response(response))
         }
         (Action::Race(_), Kind::Http) if content_race::is_raced(&request) => {
             let (worker, entry, route) = (worker.clone(), entry.clone(), route.clone());

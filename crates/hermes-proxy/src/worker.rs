@@ -16,6 +16,7 @@ use hermes_architecture::rina::IpcProcesses;
 use hermes_cache::registry::CacheRegistry;
 use hermes_custody::service::CustodyService;
 use hermes_ndn::content_store::ContentStore;
+use hermes_relay_service::Relays;
 
 use crate::ip::{AddressLeases, Devices};
 use crate::rate_limit::RateLimiters;
@@ -30,6 +31,8 @@ pub(crate) struct Services {
     pub(crate) custody: Arc<CustodyService>,
     /// The learnt rates of services.
     pub(crate) rate_limiters: RateLimiters,
+    /// The relays of routes.
+    pub(crate) relays: Relays,
     /// The address leases of devices' clients.
     pub(crate) given: Arc<AddressLeases>,
 }
@@ -40,6 +43,7 @@ impl Default for Services {
             caches: CacheRegistry::default(),
             custody: Arc::new(CustodyService::new()),
             rate_limiters: RateLimiters::default(),
+            relays: Relays::default(),
             given: Arc::default(),
         }
     }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use bytes::Bytes;
 use hermes_model::field_collision::{begins_alike, is_alike, remove_where};
-pub use hermes_model::trust::is_overlay;
+pub use hermes_model::trust::{is_claim, is_overlay};
 use hermes_wire::traceparent::Traceparent;
 use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, COOKIE,
@@ -221,9 +221,10 @@ pub fn authenticates_connection(headers: &HeaderMap) -> bool {
     headers.iter().any(|(name, value)| is_field(name) && names_one(value))
 }
 
-/// Removes the fields `hermes-*`, so that an origin receives neither the user nor the path of the request.
+/// Removes the fields `hermes-*`, so that an origin receives neither the user nor the path of the request. Those of relays
+/// stay.
 pub fn strip_overlay(headers: &mut HeaderMap) {
-    remove_where(headers, is_overlay);
+    remove_where(headers, is_claim);
 }
 
 /// The precomputed `Via` entries of this node, one for each HTTP version.

@@ -157,6 +157,11 @@ pub struct Metrics {
     cache_bytes: Family<TierLabels, Gauge>,
     cache_evictions: Family<TierLabels, Counter>,
     pub rate_limited: Family<EventLabels, Counter>,
+    pub relay_channels: Gauge,
+    pub relay_subscriptions: Gauge,
+    pub relay_memory: Gauge,
+    pub relay_publications: Family<RouteLabels, Counter>,
+    pub relay_deliveries: Family<ResultLabels, Counter>,
     pub resumed: Family<EventLabels, Counter>,
     pub rate_limit_rate: Family<RouteLabels, Gauge<f64, AtomicU64>>,
     pub rate_limit_waits: Family<RouteLabels, Histogram, fn() -> Histogram>,
@@ -210,6 +215,11 @@ impl Default for Metrics {
             cache_bytes: Family::default(),
             cache_evictions: Family::default(),
             rate_limited: Family::default(),
+            relay_channels: Gauge::default(),
+            relay_subscriptions: Gauge::default(),
+            relay_memory: Gauge::default(),
+            relay_publications: Family::default(),
+            relay_deliveries: Family::default(),
             resumed: Family::default(),
             rate_limit_rate: Family::default(),
             rate_limit_waits: Family::new_with_constructor(histogram),
@@ -256,6 +266,20 @@ impl Metrics {
             "upstream_rate_limit_requests",
             "Rate-limited requests, by outcome",
             self.rate_limited.clone(),
+        );
+        registry.register("relay_channels", "Channels of the relays of this node", self.relay_channels.clone());
+        registry.register("relay_subscriptions", "Subscriptions to channels", self.relay_subscriptions.clone());
+        registry.register_with_unit(
+            "relay_memory",
+            "Bytes of the publications in queues and histories",
+            Unit::Bytes,
+            self.relay_memory.clone(),
+        );
+        registry.register("relay_publications", "Publications by route", self.relay_publications.clone());
+        registry.register(
+            "relay_deliveries",
+            "Publications by subscriber: queued, or dropped because the queue was full",
+            self.relay_deliveries.clone(),
         );
         registry.register(
             "resume_requests",

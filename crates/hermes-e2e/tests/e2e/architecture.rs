@@ -27,6 +27,8 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-ip", BTreeSet::from(["hermes-model", "hermes-wire"])),
         ("hermes-rate-limit", BTreeSet::from(["hermes-net"])),
         ("hermes-resume", BTreeSet::new()),
+        ("hermes-relay", BTreeSet::new()),
+        ("hermes-relay-service", BTreeSet::from(["hermes-model", "hermes-relay", "hermes-transport"])),
         ("hermes-rina", BTreeSet::new()),
         (
             "hermes-transport",
@@ -57,6 +59,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
                 "hermes-net",
                 "hermes-outbound",
                 "hermes-rate-limit",
+                "hermes-relay-service",
                 "hermes-resume",
                 "hermes-rina",
                 "hermes-transport",

@@ -25,6 +25,7 @@ mod ndn_reliability;
 mod node_log;
 mod quic;
 mod rate_limit;
+mod relay;
 mod reload;
 mod rina;
 mod socks;

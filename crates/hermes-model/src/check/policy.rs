@@ -60,7 +60,13 @@ pub(super) fn retry(section: &section::Retry, at: &str, report: &mut Report) -> 
 }
 
 /// Returns a size or its default, and reports a value out of range.
-fn size(at: String, written: Option<ByteSize>, default: u64, range: RangeInclusive<u64>, report: &mut Report) -> u64 {
+pub(super) fn size(
+    at: String,
+    written: Option<ByteSize>,
+    default: u64,
+    range: RangeInclusive<u64>,
+    report: &mut Report,
+) -> u64 {
     let size = written.map_or(default, |size| size.0);
     if !range.contains(&size) {
         let (min, max) = (ByteSize(*range.start()), ByteSize(*range.end()));

@@ -7,7 +7,7 @@ use http::StatusCode;
 
 use super::context::{Names, unresolved};
 use super::report::Report;
-use super::{header, policy, rina};
+use super::{header, policy, relay, rina};
 use crate::dial_scope::DialScope;
 use crate::document::keyword::Source;
 use crate::document::route as section;
@@ -18,7 +18,7 @@ use crate::snapshot::{
     TerminateKind, UpstreamProtocol,
 };
 
-const ACTIONS: &str = "upstream, terminate, respond, redirect";
+const ACTIONS: &str = "upstream, terminate, relay, respond, redirect";
 
 /// Maximum number of destinations of a race.
 const MAX_RACE: usize = 4;
@@ -113,6 +113,7 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
     let written: Vec<&str> = [
         ("upstream", section.upstream.is_some()),
         ("terminate", section.terminate.is_some()),
+        ("relay", section.relay.is_some()),
         ("respond", section.respond.is_some()),
         ("redirect", section.redirect.is_some()),
     ]
@@ -131,6 +132,8 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
         upstream(name, &format!("{at}.upstream"), names, report)
     } else if let Some(terminate) = &section.terminate {
         build_terminate(terminate, &format!("{at}.terminate"), names, report)
+    } else if let Some(section) = &section.relay {
+        Some(Action::Relay(relay::build(section, &format!("{at}.relay"), report)))
     } else if let Some(respond) = &section.respond {
         build_respond(respond, &format!("{at}.respond"), report).map(Action::Respond)
     } else {
@@ -421,6 +424,7 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
         }
         Action::Rina(_) => ("terminate", "a neighbour in a DIF supports tcp sessions only".to_owned()),
         Action::Device(gateway) => ("terminate", format!("device {} supports ip sessions only", gateway.device)),
+        Action::Relay(_) => ("relay", "relay supports http sessions only".to_owned()),
         Action::Redirect(_) => ("redirect", "redirect supports http sessions only".to_owned()),
     };
     let message = format!("{message}, but the match requires kind {}; change kind or the action", list(&unsupported));
@@ -429,7 +433,7 @@ fn check_kinds(matcher: &Matcher, action: &Action, at: &str, report: &mut Report
 
 /// Warns about policies without an effect.
 fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, at: &str, report: &mut Report) {
-    let answered = matches!(action, Action::Respond(_) | Action::Redirect(_));
+    let answered = matches!(action, Action::Relay(_) | Action::Respond(_) | Action::Redirect(_));
     let is_tunnel = |action: &Action| match action {
         Action::Terminate(terminate) => terminate.kind != TerminateKind::Http,
         action => matches!(action, Action::Device(_) | Action::Face(_)),
@@ -471,7 +475,8 @@ fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, 
         let message = "no effect: this route forwards no requests; remove it";
         report.warning(format!("{at}.idempotency-key"), message);
     }
-    if section.rewrite.is_some() && (answered || tunnel) {
+    let is_relay = matches!(action, Action::Relay(_));
+    if section.rewrite.is_some() && (answered && !is_relay || tunnel) {
         report.warning(format!("{at}.rewrite"), "no effect: this route forwards no requests; remove it");
     }
 }

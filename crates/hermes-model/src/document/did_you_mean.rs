@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn misspellings_find_the_nearest_name() {
-        let known = ["upstream", "terminate", "respond", "redirect", "match", "name", "set-headers"];
+        let known = ["upstream", "terminate", "relay", "respond", "redirect", "match", "name", "set-headers"];
         for (wrong, right) in [
             ("upsteam", Some("upstream")),
             ("Upstream", Some("upstream")),

@@ -11,7 +11,9 @@ use super::did_you_mean::did_you_mean;
 use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::scalar::TextVisitor;
-use crate::snapshot::{CarryNames, ClientAuth, Dispatch, Durable, OnChange, Role, TunnelMethod, UpstreamProtocol};
+use crate::snapshot::{
+    CarryNames, ClientAuth, Dispatch, Durable, OnChange, RelayMode, Role, TunnelMethod, UpstreamProtocol,
+};
 
 /// A type with a fixed set of keywords.
 pub(crate) trait Keyword: Copy + PartialEq + 'static {
@@ -98,6 +100,7 @@ keywords!(
 );
 keywords!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "POST" = TunnelMethod::Post]);
 keywords!(CarryNames, "encoding of names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
+keywords!(RelayMode, "relay mode", ["realtime" = RelayMode::Realtime, "reliable" = RelayMode::Reliable]);
 keywords!(Durable, "durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
 keywords!(OnChange, "change policy", ["keep" = OnChange::Keep, "move" = OnChange::Move]);
 keywords!(DialScope, "reach", ["public" = DialScope::Public, "private" = DialScope::Private, "any" = DialScope::Any]);

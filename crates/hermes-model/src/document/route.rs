@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::is_default;
 use super::keyword::{ProxyVersion, Source};
 use super::policy::{Cache, Custody, Resume, Retry, Rewrite, Timeout, UpstreamRateLimit};
+use super::relay::Relay;
 use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
@@ -33,6 +34,9 @@ pub struct Route {
     /// Leave the overlay at this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminate: Option<Terminate>,
+    /// Serve the URIs as channels of publish and subscribe.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<Relay>,
     /// Respond at this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub respond: Option<Respond>,

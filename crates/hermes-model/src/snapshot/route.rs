@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use ipnet::IpNet;
 
 use super::policy::{Cache, Custody, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
+use super::relay::Relay;
 use super::upstream::{Upstream, UpstreamProtocol};
 use crate::dial_scope::DialScope;
 use crate::facts::Kind;
@@ -63,6 +64,8 @@ pub enum Action {
     Rina(RinaNeighbour),
     /// Open the tunnel by the best of these actions, each of which carries `tcp` sessions. None is a race itself.
     Race(Vec<Action>),
+    /// Serve the URIs as channels of publish and subscribe.
+    Relay(Relay),
     /// Respond at this node.
     Respond(Respond),
     /// Redirect the client.
@@ -103,6 +106,7 @@ impl Route {
                 gateway.dnat.is_some() || !networks.is_empty() && networks.iter().all(|net| net.prefix_len() > 0)
             }
             Action::Upstream(_)
+            | Action::Relay(_)
             | Action::Respond(_)
             | Action::Redirect(_)
             | Action::Face(_)
@@ -133,7 +137,7 @@ impl Action {
             Action::Rina(_) => kind == Kind::Tcp,
             Action::Race(all) => all.iter().all(|action| action.carries(kind)),
             Action::Respond(respond) => kind == Kind::Http || respond.status.as_u16() >= 400,
-            Action::Redirect(_) => kind == Kind::Http,
+            Action::Relay(_) | Action::Redirect(_) => kind == Kind::Http,
         }
     }
 }

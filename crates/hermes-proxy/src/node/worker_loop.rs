@@ -154,6 +154,7 @@ impl<'w> WorkerLoop<'w> {
         self.quic_acceptors.report_metrics(worker);
         if worker.number == 0 {
             worker.services.custody.expire();
+            worker.services.relays.sweep(&worker.shared.metrics);
         }
         worker.sweep_pools();
     }

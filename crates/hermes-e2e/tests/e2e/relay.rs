@@ -1,0 +1,369 @@
+//! The relay: a GET subscribes to a URI, a PUT or POST publishes to it.
+//!
+//! In: curl as subscriber and publisher, and clients that read nothing. Out: each publication in each form, and what a
+//! slow, late, greedy or foreign client gets.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use hermes_testkit::binary::hermes;
+use hermes_testkit::overlay::{Node, Overlay};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::process::{Child, ChildStdout, Command};
+
+const RELAY: &str = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes:
+- name: events
+  match: {path: '/events/*'}
+  relay: {unit: 100KiB, stall: 1s, queue: 4, max-timeout: 1m, per-client: 8, history: {publications: 3}}
+- {name: other, match: {path: '/other/*'}, relay: {}}
+";
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A subscriber: a running curl.
+struct Subscriber {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Subscriber {
+    /// Subscribes, and waits until the relay counts `count` subscriptions.
+    async fn new(node: &Node, path: &str, arguments: &[&str], count: u64) -> Self {
+        let url = format!("http://{}{path}", node.address("web"));
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--no-buffer", "--max-time", "60"]).args(arguments).arg(url);
+        let mut child = curl.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        node.metric_reaches("hermes_relay_subscriptions", "", count as f64).await;
+        Self { child, lines }
+    }
+
+    /// The next line that is not empty.
+    async fn line(&mut self) -> String {
+        loop {
+            let line = tokio::time::timeout(TIMEOUT, self.lines.next_line()).await.expect("a line in time").unwrap();
+            let line = line.expect("the stream has ended");
+            if !line.trim().is_empty() {
+                return line.trim_end().to_owned();
+            }
+        }
+    }
+
+    async fn lines(&mut self, count: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        for _ in 0..count {
+            lines.push(self.line().await);
+        }
+        lines
+    }
+
+    /// Reads to the end, and returns curl's exit status and the last lines.
+    async fn end(mut self) -> (i32, Vec<String>) {
+        let mut rest = Vec::new();
+        while let Some(line) = tokio::time::timeout(TIMEOUT, self.lines.next_line()).await.unwrap().unwrap() {
+            rest.push(line.trim_end().to_owned());
+        }
+        (self.child.wait().await.unwrap().code().unwrap(), rest)
+    }
+}
+
+/// Runs curl, and returns the status, the head in lower case and the body.
+async fn curl(node: &Node, path: &str, arguments: &[&str]) -> (u16, String, String) {
+    let url = format!("http://{}{path}", node.address("web"));
+    let output =
+        Command::new("curl").args(["--silent", "--include", "--max-time", "60"]).args(arguments).arg(url).output();
+    let text = String::from_utf8_lossy(&output.await.unwrap().stdout).into_owned();
+    // An interim response may come first.
+    let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&text);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
+    (status, head.to_ascii_lowercase(), body.to_owned())
+}
+
+async fn publish(node: &Node, path: &str, text: &str, arguments: &[&str]) -> (u16, String, String) {
+    let all =
+        [&["--request", "PUT", "--header", "content-type: text/plain", "--data-binary", text], arguments].concat();
+    curl(node, path, &all).await
+}
+
+fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+const SUBSCRIBE: [&str; 2] = ["--header", "hermes-subscribe: true"];
+
+#[tokio::test]
+async fn publications_reach_every_subscriber_in_its_form() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let mut events = Subscriber::new(&node, "/events/a", &["--header", "accept: text/event-stream"], 1).await;
+    let json = [&SUBSCRIBE[..], &["--http2-prior-knowledge", "--header", "accept: application/x-ndjson"]].concat();
+    let mut json = Subscriber::new(&node, "/events/a", &json, 2).await;
+    let mut parts = Subscriber::new(&node, "/events/a", &["--header", "subscribe: ?1"], 3).await;
+    let (status, head, _) = publish(&node, "/events/a", "one", &[]).await;
+    assert_eq!(status, 204, "{head}");
+    assert_eq!((field(&head, "hermes-subscribers"), field(&head, "hermes-delivered")), (Some("3"), Some("3")));
+    let id = field(&head, "hermes-event-id").unwrap().to_owned();
+    let (status, head, _) = publish(&node, "/events/a", "two", &["--http2-prior-knowledge"]).await;
+    assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("3")), "{head}");
+    // Another channel.
+    assert_eq!(field(&publish(&node, "/events/b", "x", &[]).await.1, "hermes-subscribers"), Some("0"));
+
+    let lines = events.lines(5).await;
+    assert_eq!([&lines[0], &lines[1], &lines[2], &lines[4]], [":", &format!("id: {id}"), "data: one", "data: two"]);
+    let first: serde_json::Value = serde_json::from_str(&json.line().await).unwrap();
+    assert_eq!(first, serde_json::json!({"id": id, "type": "text/plain", "data": "one"}));
+    let second: serde_json::Value = serde_json::from_str(&json.line().await).unwrap();
+    assert_eq!(second["data"], "two");
+    let lines = parts.lines(6).await;
+    assert!(lines[0].starts_with("--hermes-") && lines[0].len() == 41, "{lines:?}");
+    assert_eq!(
+        lines[1..5],
+        [&format!("hermes-event-id: {id}"), "content-type: text/plain", "content-length: 3", "one"]
+    );
+    assert_eq!(lines[5], lines[0]);
+    drop(parts);
+    node.metric_reaches("hermes_relay_deliveries_total", r#"result="queued""#, 6.0).await;
+}
+
+#[tokio::test]
+async fn a_subscription_ends_at_its_timeout_unless_it_is_refreshed() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let arguments = [&SUBSCRIBE[..], &["--header", "hermes-timeout: 2", "--include"]].concat();
+    let begun = std::time::Instant::now();
+    let mut subscriber = Subscriber::new(&node, "/events/a", &arguments, 1).await;
+    let mut id = None;
+    while id.is_none() {
+        id = subscriber.line().await.strip_prefix("hermes-subscription: ").map(str::to_owned);
+    }
+    let id = format!("hermes-subscription: {}", id.unwrap());
+    // A timeout that is too long is refused, and the subscription stays as it was.
+    let (status, head, body) = curl(&node, "/events/a", &["--header", &id, "--header", "hermes-timeout: 61"]).await;
+    assert_eq!((status, field(&head, "hermes-max-timeout")), (400, Some("60")), "{body}");
+    let (status, head, _) = curl(&node, "/events/a", &["--header", &id, "--header", "hermes-timeout: 4"]).await;
+    assert_eq!((status, field(&head, "hermes-timeout")), (204, Some("4")), "{head}");
+    let (code, rest) = subscriber.end().await;
+    assert_eq!(code, 0, "the body is complete");
+    assert!(rest.iter().rev().find(|line| !line.is_empty()).unwrap().ends_with("--"), "{rest:?}");
+    assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(curl(&node, "/events/a", &["--header", &id]).await.0, 404);
+    // A first subscription with a timeout that is too long.
+    let arguments = [&SUBSCRIBE[..], &["--header", "hermes-timeout: 61"]].concat();
+    let (status, head, _) = curl(&node, "/events/a", &arguments).await;
+    assert_eq!((status, field(&head, "hermes-max-timeout")), (400, Some("60")));
+}
+
+#[tokio::test]
+async fn a_client_resumes_after_its_last_publication_and_learns_of_holes() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let mut ids = Vec::new();
+    for text in ["1", "2", "3", "4", "5"] {
+        let (_, head, _) = publish(&node, "/events/a", text, &[]).await;
+        ids.push(field(&head, "hermes-event-id").unwrap().to_owned());
+    }
+    let resume = |id: &str| {
+        [
+            "--header".to_owned(),
+            "accept: text/event-stream".to_owned(),
+            "--header".to_owned(),
+            format!("last-event-id: {id}"),
+        ]
+    };
+    let arguments = resume(&ids[2]);
+    let mut whole = Subscriber::new(&node, "/events/a", &arguments.each_ref().map(String::as_str), 1).await;
+    assert_eq!(
+        whole.lines(5).await[1..],
+        [format!("id: {}", ids[3]), "data: 4".into(), format!("id: {}", ids[4]), "data: 5".into()]
+    );
+    // The history has three publications. EventSource can only write the query.
+    let path = format!("/events/a?last-event-id={}", ids[0]);
+    let mut partial = Subscriber::new(&node, &path, &["--header", "accept: text/event-stream"], 2).await;
+    let lines = partial.lines(6).await;
+    assert_eq!(lines[2..4], ["event: gap", "data: 1"], "{lines:?}");
+    assert_eq!(lines[5], "data: 3");
+    // An identifier of an earlier life of the channel.
+    let arguments = resume("00000000000000ff-9");
+    let mut foreign = Subscriber::new(&node, "/events/a", &arguments.each_ref().map(String::as_str), 3).await;
+    assert_eq!(foreign.lines(4).await[2..4], ["event: gap", "data: unknown"]);
+    assert_eq!(
+        curl(&node, "/events/a", &["--header", "accept: text/event-stream", "--header", "last-event-id: x"]).await.0,
+        400
+    );
+    // Without an identifier, only what is published afterwards.
+    let mut late = Subscriber::new(&node, "/events/a", &["--header", "accept: text/event-stream"], 4).await;
+    publish(&node, "/events/a", "6", &[]).await;
+    assert_eq!(late.lines(3).await[2], "data: 6");
+}
+
+/// A subscriber that reads nothing.
+async fn stalled(node: &Node, count: u64) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(node.address("web")).await.unwrap();
+    stream.write_all(b"GET /events/a HTTP/1.1\r\nhost: relay\r\nhermes-subscribe: true\r\n\r\n").await.unwrap();
+    node.metric_reaches("hermes_relay_subscriptions", "", count as f64).await;
+    stream
+}
+
+/// The authority that [`stalled`] names.
+const AUTHORITY: [&str; 2] = ["--header", "host: relay"];
+
+#[tokio::test]
+async fn realtime_drops_for_the_slow_and_reliable_waits_until_they_stall() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let json = [&SUBSCRIBE[..], &AUTHORITY, &["--header", "accept: application/x-ndjson"]].concat();
+    let mut reader = Subscriber::new(&node, "/events/a", &json, 1).await;
+    let _slow = stalled(&node, 2).await;
+    let text = "x".repeat(90_000);
+    let mut dropped = 0;
+    // Sockets of the loopback interface buffer some megabytes.
+    for _ in 0..200 {
+        let (status, head, _) = publish(&node, "/events/a", &text, &AUTHORITY).await;
+        assert_eq!((status, field(&head, "hermes-subscribers")), (204, Some("2")));
+        dropped += u32::from(field(&head, "hermes-delivered") == Some("1"));
+        let line: serde_json::Value = serde_json::from_str(&reader.line().await).unwrap();
+        assert_eq!(line["data"].as_str().map(str::len), Some(text.len()), "the fast subscriber has each one");
+        if dropped >= 3 {
+            break;
+        }
+    }
+    assert_eq!(dropped, 3, "the queue of the slow subscriber never filled");
+    // A reliable publication waits for it, and for no longer than `stall`.
+    let begun = std::time::Instant::now();
+    let reliable = [&AUTHORITY[..], &["--header", "hermes-relay: reliable"]].concat();
+    let (status, head, _) = publish(&node, "/events/a", "reliable", &reliable).await;
+    assert_eq!(
+        (status, field(&head, "hermes-subscribers"), field(&head, "hermes-delivered")),
+        (204, Some("1"), Some("1"))
+    );
+    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+    let line: serde_json::Value = serde_json::from_str(&reader.line().await).unwrap();
+    assert_eq!(line["data"], "reliable");
+    node.metric_reaches("hermes_limit_hits_total", r#"limit="relay-stalled""#, 1.0).await;
+}
+
+#[tokio::test]
+async fn what_a_relay_does_not_take_is_refused_with_the_reason() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let large = "x".repeat(110_000);
+    let (status, _, body) = publish(&node, "/events/a", &large, &[]).await;
+    assert_eq!(status, 413, "{body}");
+    assert!(body.contains("102400 bytes"), "{body}");
+    let (status, _, body) = curl(&node, "/events/a", &[]).await;
+    assert!(status == 400 && body.contains("hermes-subscribe"), "{body}");
+    let (status, head, _) = curl(&node, "/events/a", &["--request", "DELETE"]).await;
+    assert_eq!((status, field(&head, "allow")), (405, Some("get, put, post")));
+    for (arguments, expected) in [
+        (vec!["--header", "hermes-timeout: -1"], 400),
+        (vec!["--header", "hermes-timeout: 0"], 400),
+        (vec!["--header", "accept: text/html"], 406),
+        (vec!["--header", "hermes-group;"], 400),
+        (vec!["--header", "hermes-channels: events/b"], 400),
+        (vec!["--header", "hermes-channels: /other/b"], 403),
+        (vec!["--header", "hermes-channels: /none"], 403),
+        (vec!["--header", "hermes-subscription: 1"], 404),
+    ] {
+        let all = [&SUBSCRIBE[..], &arguments].concat();
+        let (status, _, body) = curl(&node, "/events/a", &all).await;
+        assert_eq!(status, expected, "{arguments:?}: {body}");
+    }
+    let (status, ..) = publish(&node, "/events/a", "x", &["--header", "hermes-relay: slowly"]).await;
+    assert_eq!(status, 400);
+    let mut all = Vec::new();
+    for count in 1..=8 {
+        all.push(Subscriber::new(&node, "/events/a", &SUBSCRIBE, count).await);
+    }
+    assert_eq!(curl(&node, "/events/a", &SUBSCRIBE).await.0, 429);
+    drop(all);
+}
+
+#[tokio::test]
+async fn one_subscription_has_several_channels() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let json =
+        [&SUBSCRIBE[..], &["--header", "accept: application/x-ndjson", "--header", "hermes-channels: /events/b"]]
+            .concat();
+    let mut both = Subscriber::new(&node, "/events/a", &json, 1).await;
+    let mut positions = Vec::new();
+    for (path, text) in [("/events/b", "1"), ("/events/a", "2"), ("/events/b", "3")] {
+        publish(&node, path, text, &[]).await;
+        let line: serde_json::Value = serde_json::from_str(&both.line().await).unwrap();
+        assert_eq!((line["channel"].as_str(), line["data"].as_str()), (Some(path), Some(text)));
+        positions.push(line["id"].as_str().unwrap().to_owned());
+    }
+    assert!(positions[0].starts_with("-,"), "nothing of the first channel was published: {positions:?}");
+    drop(both);
+    publish(&node, "/events/a", "4", &[]).await;
+    let position = format!("last-event-id: {}", positions[2]);
+    let resumed = [&json[..], &["--header", &position]].concat();
+    let mut both = Subscriber::new(&node, "/events/a", &resumed, 1).await;
+    let line: serde_json::Value = serde_json::from_str(&both.line().await).unwrap();
+    assert_eq!((line["channel"].as_str(), line["data"].as_str()), (Some("/events/a"), Some("4")));
+}
+
+#[tokio::test]
+async fn a_publication_goes_to_one_of_a_group() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let worker =
+        [&SUBSCRIBE[..], &["--header", "accept: application/x-ndjson", "--header", "hermes-group: w"]].concat();
+    let mut first = Subscriber::new(&node, "/events/jobs", &worker, 1).await;
+    let mut second = Subscriber::new(&node, "/events/jobs", &worker, 2).await;
+    for _ in 0..2 {
+        let (_, head, _) = publish(&node, "/events/jobs", "job", &["--header", "hermes-deliver: one"]).await;
+        assert_eq!((field(&head, "hermes-subscribers"), field(&head, "hermes-delivered")), (Some("2"), Some("1")));
+    }
+    // One each.
+    let [one, other] = [first.line().await, second.line().await];
+    assert_ne!(one, other);
+}
+
+const DEVICE: &str = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes: [{name: all, match: {kind: http}, upstream: next}]
+upstreams: [{name: next, protocol: h2, endpoints: ['$NEXT']}]
+";
+
+#[tokio::test]
+async fn a_node_in_between_passes_publications_on_as_they_arrive() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let device = overlay.node("device").document(DEVICE).with("NEXT", node.address("web")).start().await.unwrap();
+    let url = format!("http://{}/events/a", device.address("web"));
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--no-buffer", "--include"]).args(SUBSCRIBE).args(AUTHORITY).arg(url);
+    let mut child = curl.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut subscriber = Subscriber { child, lines };
+    node.metric_reaches("hermes_relay_subscriptions", "", 1.0).await;
+    let (status, head, _) = publish(&device, "/events/a", "through", &AUTHORITY).await;
+    assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("1")), "{head}");
+    let mut seen = Vec::new();
+    while seen.last().is_none_or(|line| line != "through") {
+        seen.push(subscriber.line().await);
+    }
+    assert!(seen.iter().any(|line| line.starts_with("hermes-subscription: ")), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_reload_keeps_subscriptions_and_ends_those_of_a_removed_relay() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let json = [&SUBSCRIBE[..], &["--header", "accept: application/x-ndjson"]].concat();
+    let mut subscriber = Subscriber::new(&node, "/events/a", &json, 1).await;
+    node.reload(&RELAY.replace("unit: 100KiB", "unit: 1KiB"), &[]).await.unwrap();
+    assert_eq!(publish(&node, "/events/a", &"x".repeat(2000), &[]).await.0, 413);
+    publish(&node, "/events/a", "still", &[]).await;
+    assert!(subscriber.line().await.contains("still"));
+    node.reload(&RELAY.replace("name: events", "name: renamed"), &[]).await.unwrap();
+    let (code, _) = subscriber.end().await;
+    assert_ne!(code, 0, "the body broke off");
+}

@@ -1,0 +1,61 @@
+//! Checks a relay and its bounds.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::node::duration;
+use super::policy::size;
+use super::report::Report;
+use crate::document::relay as section;
+use crate::snapshot::Relay;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Builds a relay.
+pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> Relay {
+    let mut number = |key: &str, value: Option<usize>, default: usize, allowed: RangeInclusive<usize>| {
+        let value = value.unwrap_or(default);
+        if !allowed.contains(&value) {
+            let message = format!("invalid number {value}; use {} to {}", allowed.start(), allowed.end());
+            report.problem(format!("{at}.{key}"), message);
+        }
+        value
+    };
+    let million = 1_000_000;
+    let queue = number("queue", section.queue, 64, 1..=65_536);
+    let channels = number("channels", section.channels, 10_000, 1..=million);
+    let subscriptions = number("subscriptions", section.subscriptions, 100_000, 1..=million);
+    let per_client = number("per-client", section.per_client, 1000, 1..=million);
+    let history = section.history.clone().unwrap_or_default();
+    let kept = if section.history.is_some() {
+        number("history.publications", history.publications, 100, 1..=65_536)
+    } else {
+        0
+    };
+    let day = 24 * HOUR;
+    let relay = Relay {
+        mode: section.mode,
+        queue,
+        queue_bytes: size(format!("{at}.queue-bytes"), section.queue_bytes, 4 * MIB, KIB..=1 << 40, report),
+        unit: size(format!("{at}.unit"), section.unit, MIB, 1..=GIB, report),
+        max_timeout: duration(&format!("{at}.max-timeout"), section.max_timeout, HOUR, SECOND..=30 * day, report),
+        stall: duration(&format!("{at}.stall"), section.stall, 10 * SECOND, SECOND / 10..=HOUR, report),
+        heartbeat: duration(&format!("{at}.heartbeat"), section.heartbeat, 15 * SECOND, SECOND / 10..=HOUR, report),
+        history: kept,
+        history_bytes: size(format!("{at}.history.bytes"), history.bytes, MIB, KIB..=1 << 40, report),
+        history_age: duration(&format!("{at}.history.age"), history.age, HOUR / 6, SECOND..=30 * day, report),
+        channels,
+        subscriptions,
+        per_client,
+        memory: size(format!("{at}.memory"), section.memory, 256 * MIB, MIB..=1 << 40, report),
+    };
+    if relay.unit > relay.memory {
+        let message = "a publication of this size exceeds `memory`; reduce it, or raise memory";
+        report.problem(format!("{at}.unit"), message);
+    }
+    relay
+}

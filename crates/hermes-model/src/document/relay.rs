@@ -1,0 +1,64 @@
+//! `relay`: a route whose URIs are channels of publish and subscribe.
+
+use serde::{Deserialize, Serialize};
+
+use super::is_default;
+use crate::scalar::{ByteSize, HumanDuration};
+use crate::snapshot::RelayMode;
+
+/// `relay`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Relay {
+    /// What happens to a publication if the queue of a subscriber is full. Default realtime.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mode: RelayMode,
+    /// Publications in the queue of a subscriber. Default 64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<usize>,
+    /// Bytes in the queue of a subscriber. Default 4 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_bytes: Option<ByteSize>,
+    /// Maximum size of a publication. Default 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<ByteSize>,
+    /// Maximum timeout of a subscription. Default 1 h.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_timeout: Option<HumanDuration>,
+    /// Time that a subscriber may read nothing while a reliable publication waits for it. Default 10 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stall: Option<HumanDuration>,
+    /// Time between heartbeats to an idle subscriber. Default 15 s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heartbeat: Option<HumanDuration>,
+    /// Publications that a channel keeps for clients that resume. Default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<RelayHistory>,
+    /// Maximum number of channels. Default 10000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub channels: Option<usize>,
+    /// Maximum number of subscriptions. Default 100000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subscriptions: Option<usize>,
+    /// Maximum number of subscriptions of a user, or of an address without a user. Default 1000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_client: Option<usize>,
+    /// Bytes of the publications in queues and histories. Default 256 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+}
+
+/// `relay.history`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RelayHistory {
+    /// Publications of a channel. Default 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub publications: Option<usize>,
+    /// Bytes of a channel. Default 1 MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<ByteSize>,
+    /// Time that a channel without subscribers keeps its history. Default 10 min.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age: Option<HumanDuration>,
+}

@@ -1,0 +1,98 @@
+//! The relay as an action of a route (`relay:`).
+//!
+//! In: requests of a route, on any worker. Out: a response that streams publications to a subscriber, or one that tells a
+//! publisher how many subscribers it reached. The rules are those of `hermes-relay`; this crate adds HTTP, time and
+//! waiting. Never: a queue or a table of its own.
+
+mod publish;
+mod registry;
+mod subscribe;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hermes_model::snapshot::{Relay as RelaySettings, Route};
+use hermes_transport::body::{Body, RequestBody};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::WorkerContext;
+use hermes_transport::runtime::session::SessionEntry;
+use http::header::{ALLOW, HeaderName};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+
+pub use self::registry::Relays;
+
+/// The fields of requests and responses.
+const SUBSCRIBE: HeaderName = HeaderName::from_static("hermes-subscribe");
+/// The name that the Braid draft (draft-toomim-httpbis-braid-http) gives to the same field.
+const BRAID_SUBSCRIBE: HeaderName = HeaderName::from_static("subscribe");
+const SUBSCRIPTION: HeaderName = HeaderName::from_static("hermes-subscription");
+const TIMEOUT: HeaderName = HeaderName::from_static("hermes-timeout");
+const MAX_TIMEOUT: HeaderName = HeaderName::from_static("hermes-max-timeout");
+const CHANNELS: HeaderName = HeaderName::from_static("hermes-channels");
+const GROUP: HeaderName = HeaderName::from_static("hermes-group");
+const RELAY: HeaderName = HeaderName::from_static("hermes-relay");
+const DELIVER: HeaderName = HeaderName::from_static("hermes-deliver");
+const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers");
+const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+/// A proxy should pass the body on as it arrives (RFC 10036).
+const INCREMENTAL: HeaderName = HeaderName::from_static("incremental");
+
+/// A request to a relay.
+pub struct RelayRequest<'a> {
+    /// The worker that serves it.
+    pub worker: &'a Rc<WorkerContext>,
+    /// The relays of the node.
+    pub relays: &'a Relays,
+    /// Its session.
+    pub entry: &'a Rc<SessionEntry>,
+    /// Its route.
+    pub route: &'a Arc<Route>,
+    /// The action of the route.
+    pub settings: &'a RelaySettings,
+}
+
+/// Serves a request of a route with `relay`.
+///
+/// # Errors
+/// The request is malformed, a limit is reached, or the client went away.
+pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Response<Body>, Error> {
+    let facts = &request.entry.facts;
+    match facts.method {
+        Method::GET => subscribe::serve(request),
+        Method::PUT | Method::POST => publish::serve(request, body).await,
+        _ => {
+            let text = "a channel has no such method; GET subscribes, PUT and POST publish\n";
+            let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, text.to_owned());
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, PUT, POST"));
+            Ok(response)
+        }
+    }
+}
+
+/// A response with a reason, and no more.
+fn refusal(status: StatusCode, reason: String) -> Response<Body> {
+    let mut response = Response::new(Body::Full(reason.into()));
+    *response.status_mut() = status;
+    response
+}
+
+/// The value of a field as text, without space around it. `None` if there is none.
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Error> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let text = value.to_str().map_err(|_| Error::Malformed(format!("{name} is not text")))?;
+    Ok(Some(text.trim()))
+}
+
+/// The user of a session, or the client's address without a user. Bounds of clients count for it.
+fn subject(entry: &SessionEntry) -> Arc<str> {
+    let facts = &entry.facts;
+    let address = || format!("address/{}", facts.client_address());
+    Arc::from(facts.user.as_ref().map_or_else(address, |user| format!("user/{user}")))
+}
+
+/// The name of the channel of a session at its path, or at another path of the same authority.
+fn channel(entry: &SessionEntry, path: Option<&str>) -> Arc<str> {
+    let facts = &entry.facts;
+    Arc::from(format!("{}{}", facts.authority, path.unwrap_or_else(|| facts.path.path())))
+}

@@ -1,0 +1,164 @@
+//! PUT and POST: a publication.
+//!
+//! In: a request with a body, which is read whole. Out: the number of subscribers and of deliveries. A reliable
+//! publication waits while a queue is full; publications of one relay that wait are served in the order of their arrival.
+//! Never: a write to a subscriber's connection.
+
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hermes_model::snapshot::RelayMode;
+use hermes_relay::framing::EVENT_ID;
+use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay};
+use hermes_transport::body::{Body, RequestBody};
+use hermes_transport::error::Error;
+use hermes_transport::metrics::{ResultLabels, RouteLabels};
+use http::header::{CONTENT_LENGTH, HeaderName};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
+use tokio::time::Instant;
+
+use crate::{DELIVER, DELIVERED, RELAY, RelayRequest, SUBSCRIBERS, channel, refusal, text};
+
+/// The fields that describe the content of a publication all begin so.
+const CONTENT_FIELDS: &str = "content-";
+
+pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Response<Body>, Error> {
+    let facts = &request.entry.facts;
+    let mode = match text(&facts.headers, &RELAY)? {
+        None => request.settings.mode,
+        Some("realtime") => RelayMode::Realtime,
+        Some("reliable") => RelayMode::Reliable,
+        Some(_) => return Err(Error::Malformed(format!("{RELAY} must be realtime or reliable"))),
+    };
+    let audience = match text(&facts.headers, &DELIVER)? {
+        None | Some("all") => Audience::All,
+        Some("one") => Audience::OneOfEachGroup,
+        Some(_) => return Err(Error::Malformed(format!("{DELIVER} must be all or one"))),
+    };
+    let Some(body) = read(request, body).await? else {
+        let reason =
+            format!("a publication of this route has at most {} bytes (`relay.unit`)\n", request.settings.unit);
+        return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, reason));
+    };
+    let content = NewPublication { headers: content_fields(&facts.headers), body };
+    let relay = request.relays.of(&request.route.name, request.settings);
+    let name = channel(request.entry, None);
+    let published = match mode {
+        RelayMode::Realtime => relay.publish_realtime(&name, content, audience, rand::random(), request.relays.now()),
+        RelayMode::Reliable => reliable(request, &relay, &name, &content, audience).await,
+    };
+    match published {
+        Ok(receipt) => {
+            count(request, &receipt, audience);
+            Ok(answer(receipt))
+        }
+        Err(error) => {
+            request.worker.shared.metrics.limit(match error {
+                PublishError::TooManyChannels(_) => "relay-channels",
+                PublishError::Memory(_) => "relay-memory",
+            });
+            Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")))
+        }
+    }
+}
+
+/// Reads the body. `None` if it is too long.
+async fn read(request: &RelayRequest<'_>, body: RequestBody) -> Result<Option<Bytes>, Error> {
+    body.prepare(request.entry, 0, None);
+    let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
+    let mut attempt = pin!(body.attempt());
+    if attempt.size_hint().lower() > most as u64 {
+        return Ok(None);
+    }
+    let mut first: Option<Bytes> = None;
+    let mut rest = BytesMut::new();
+    while let Some(frame) = attempt.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        if first.as_ref().map_or(0, Bytes::len) + rest.len() + data.len() > most {
+            return Ok(None);
+        }
+        match &first {
+            // Most publications arrive in one piece, which need not be copied.
+            None => first = Some(data),
+            Some(_) => rest.extend_from_slice(&data),
+        }
+    }
+    let first = first.unwrap_or_default();
+    if rest.is_empty() {
+        return Ok(Some(first));
+    }
+    let mut whole = BytesMut::with_capacity(first.len() + rest.len());
+    whole.extend_from_slice(&first);
+    whole.extend_from_slice(&rest);
+    Ok(Some(whole.freeze()))
+}
+
+fn content_fields(headers: &HeaderMap) -> HeaderMap {
+    let is_content = |name: &HeaderName| name.as_str().starts_with(CONTENT_FIELDS) && *name != CONTENT_LENGTH;
+    let fields = headers.iter().filter(|(name, _)| is_content(name));
+    fields.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// Publishes as soon as all queues have room, and reliable publications before this one are in them.
+async fn reliable(
+    request: &RelayRequest<'_>,
+    relay: &Relay,
+    name: &str,
+    content: &NewPublication,
+    audience: Audience,
+) -> Result<Receipt, PublishError> {
+    let (epoch, relays) = (rand::random(), request.relays);
+    // A slow subscriber may take longer than the timeouts of the route.
+    request.entry.set_held(true);
+    let turn = relay.turn(name, epoch, relays.now())?;
+    // The semaphore is never closed.
+    let _turn = turn.acquire().await.ok();
+    let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
+    let published = std::future::poll_fn(|cx| {
+        loop {
+            let now = relays.now();
+            match relay.poll_publish_reliable(name, content, audience, epoch, cx.waker(), now) {
+                Ok(PublishProgress::Done(receipt)) => return Poll::Ready(Ok(receipt)),
+                Ok(PublishProgress::Waiting { until }) => {
+                    timer.as_mut().reset(Instant::now() + until.saturating_sub(now));
+                    if timer.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                }
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    })
+    .await;
+    request.entry.set_held(false);
+    published
+}
+
+fn count(request: &RelayRequest<'_>, receipt: &Receipt, audience: Audience) {
+    let metrics = &request.worker.shared.metrics;
+    metrics.relay_publications.get_or_create(&RouteLabels { route: request.route.name.clone() }).inc();
+    // A publication for one of each group is dropped for nobody else.
+    let dropped = if audience == Audience::All { receipt.subscribers - receipt.delivered } else { 0 };
+    for (result, count) in [("queued", receipt.delivered), ("dropped", dropped)] {
+        if count > 0 {
+            metrics.relay_deliveries.get_or_create(&ResultLabels { result }).inc_by(count);
+        }
+    }
+}
+
+fn answer(receipt: Receipt) -> Response<Body> {
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(SUBSCRIBERS, receipt.subscribers.into());
+    headers.insert(DELIVERED, receipt.delivered.into());
+    // Digits and hyphens.
+    if let Ok(id) = HeaderValue::try_from(receipt.id.to_string()) {
+        headers.insert(EVENT_ID, id);
+    }
+    response
+}

@@ -1,0 +1,112 @@
+//! The relay of each route, across configuration changes.
+//!
+//! In: snapshots, and routes of requests. Out: the relay of a route. It survives a reload, with new bounds; only a route
+//! that no longer is a relay ends it. Never: a relay that two routes share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hermes_model::snapshot::{Action, Relay as RelaySettings, Snapshot};
+use hermes_relay::{Relay, RelayCounters, RelayLimits};
+use hermes_transport::metrics::Metrics;
+use tokio::time::Instant;
+
+/// The time between two sweeps.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The relays of a node, by the name of their route.
+pub struct Relays {
+    by_route: Mutex<HashMap<Arc<str>, Arc<Relay>>>,
+    began: Instant,
+    /// Milliseconds since the beginning.
+    swept: AtomicU64,
+}
+
+impl Default for Relays {
+    fn default() -> Self {
+        Self { by_route: Mutex::default(), began: Instant::now(), swept: AtomicU64::new(0) }
+    }
+}
+
+impl Relays {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Relay>>> {
+        self.by_route.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time as relays count it.
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// The relay of a route.
+    pub(crate) fn of(&self, route: &Arc<str>, settings: &RelaySettings) -> Arc<Relay> {
+        let mut by_route = self.lock();
+        by_route.entry(route.clone()).or_insert_with(|| Relay::new(limits(settings))).clone()
+    }
+
+    /// Gives relays the bounds of a new configuration, and ends those of routes that are none any more.
+    pub fn follow(&self, snapshot: &Snapshot) {
+        let wanted: HashMap<&Arc<str>, &RelaySettings> = snapshot
+            .routes
+            .iter()
+            .filter_map(|route| match &route.action {
+                Action::Relay(settings) => Some((&route.name, settings)),
+                _ => None,
+            })
+            .collect();
+        self.lock().retain(|name, relay| match wanted.get(name) {
+            Some(settings) => {
+                relay.set_limits(&limits(settings));
+                true
+            }
+            None => {
+                relay.close();
+                false
+            }
+        });
+    }
+
+    /// Forgets channels that nobody uses, and reports the numbers of all relays, at most once a second.
+    pub fn sweep(&self, metrics: &Metrics) {
+        let now = self.now();
+        let (swept, milliseconds) = (self.swept.load(Ordering::Relaxed), now.as_millis() as u64);
+        if milliseconds < swept + SWEEP_INTERVAL.as_millis() as u64 {
+            return;
+        }
+        self.swept.store(milliseconds, Ordering::Relaxed);
+        let relays: Vec<Arc<Relay>> = self.lock().values().cloned().collect();
+        let (mut all, mut stalled) = (RelayCounters::default(), 0);
+        for relay in relays {
+            stalled += relay.sweep(now);
+            let counters = relay.counters();
+            all.channels += counters.channels;
+            all.subscriptions += counters.subscriptions;
+            all.memory += counters.memory;
+        }
+        if stalled > 0 {
+            metrics.limit_by("relay-stalled", stalled);
+        }
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        metrics.relay_channels.set(number(all.channels));
+        metrics.relay_subscriptions.set(number(all.subscriptions));
+        metrics.relay_memory.set(number(all.memory));
+    }
+}
+
+fn limits(settings: &RelaySettings) -> RelayLimits {
+    RelayLimits {
+        channels: settings.channels,
+        subscriptions: settings.subscriptions,
+        subscriptions_per_subject: settings.per_client,
+        queue: settings.queue,
+        queue_bytes: settings.queue_bytes,
+        max_timeout: settings.max_timeout,
+        stall: settings.stall,
+        history: settings.history,
+        history_bytes: settings.history_bytes,
+        history_age: settings.history_age,
+        memory: settings.memory,
+    }
+}

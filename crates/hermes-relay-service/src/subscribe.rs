@@ -1,0 +1,343 @@
+//! GET: a subscription, or the refresh of one.
+//!
+//! In: a request that asks for a subscription, by a field or by a form that only a subscription has. Out: a response whose
+//! body has one publication after the other, until the timeout has passed or the client has gone. Never: more of the
+//! queue in the body than one write to the client.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::decide::{Decision, decide};
+use hermes_model::facts::PathAndQuery;
+use hermes_relay::framing::Framing;
+use hermes_relay::{Delivery, End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
+use hermes_transport::body::{Body, BoxedBody};
+use hermes_transport::error::Error;
+use hermes_transport::runtime::WorkerContext;
+use hermes_transport::runtime::session::SessionEntry;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use crate::{
+    BRAID_SUBSCRIBE, CHANNELS, GROUP, INCREMENTAL, LAST_EVENT_ID, MAX_TIMEOUT, RelayRequest, SUBSCRIBE, SUBSCRIPTION,
+    TIMEOUT, channel, refusal, subject, text,
+};
+
+/// Bytes of publications after which a frame of the body is full.
+const FRAME_BYTES: usize = 64 << 10;
+/// The channels that one subscription may name.
+const MAX_CHANNELS: usize = 64;
+/// Characters of the name of a group.
+const MAX_GROUP: usize = 64;
+
+pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
+    let headers = &request.entry.facts.headers;
+    let query = Query::of(&request.entry.facts.path);
+    let timeout = text(headers, &TIMEOUT)?.or(query.timeout).map(seconds).transpose()?;
+    if let Some(id) = text(headers, &SUBSCRIPTION)? {
+        return refresh(request, id, timeout);
+    }
+    let accept = text(headers, &ACCEPT)?;
+    let is_event_source = accept.is_some_and(|accept| accept.to_ascii_lowercase().contains("text/event-stream"));
+    let is_asked_for = [SUBSCRIBE, BRAID_SUBSCRIBE]
+        .iter()
+        .any(|name| headers.get(name).is_some_and(|value| value.as_bytes() == b"true" || value.as_bytes() == b"?1"));
+    if !is_asked_for && !is_event_source {
+        let reason = format!(
+            "a channel has no content of its own; subscribe to it with `{SUBSCRIBE}: true`, or publish with PUT or POST"
+        );
+        return Err(Error::Malformed(reason));
+    }
+    let Some(framing) = Framing::select(accept, rand::random()) else {
+        let reason = "a subscription is text/event-stream, multipart/mixed or application/x-ndjson\n".to_owned();
+        return Ok(refusal(StatusCode::NOT_ACCEPTABLE, reason));
+    };
+    let channels = channels(request)?;
+    let after = match text(headers, &LAST_EVENT_ID)?.or(query.last_event_id) {
+        Some(position) => read_position(position, channels.len())?,
+        None => vec![None; channels.len()],
+    };
+    let group = text(headers, &GROUP)?.map(Arc::<str>::from);
+    if group.as_ref().is_some_and(|group| group.is_empty() || group.len() > MAX_GROUP) {
+        return Err(Error::Malformed(format!("{GROUP} must have 1 to {MAX_GROUP} characters")));
+    }
+    let timeout = timeout.unwrap_or(request.settings.max_timeout);
+    let relay = request.relays.of(&request.route.name, request.settings);
+    let wanted = SubscribeRequest {
+        id: SubscriptionId(rand::random()),
+        subject: subject(request.entry),
+        channels: channels.into_iter().zip(after.iter().copied()).collect(),
+        group,
+        timeout,
+        epoch: rand::random(),
+    };
+    match relay.subscribe(wanted, request.relays.now()) {
+        Ok(subscription) => Ok(stream(request, subscription, framing, after, timeout)),
+        Err(error) => Ok(refused(request, &error)),
+    }
+}
+
+/// The fields that a client can only write into the query: EventSource sends none of its own.
+#[derive(Default)]
+struct Query<'a> {
+    timeout: Option<&'a str>,
+    last_event_id: Option<&'a str>,
+}
+
+impl<'a> Query<'a> {
+    fn of(path: &'a PathAndQuery) -> Self {
+        let mut query = Self::default();
+        let pairs = path.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+        for (name, value) in pairs {
+            match name {
+                "hermes-timeout" => query.timeout = Some(value),
+                "last-event-id" => query.last_event_id = Some(value),
+                _ => {}
+            }
+        }
+        query
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, Error> {
+    let seconds = text.parse::<u32>().ok().filter(|seconds| *seconds > 0 && text.bytes().all(|b| b.is_ascii_digit()));
+    let seconds = seconds.ok_or_else(|| Error::Malformed(format!("{TIMEOUT} must be a number of seconds above 0")))?;
+    Ok(Duration::from_secs(seconds.into()))
+}
+
+fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> Result<Response<Body>, Error> {
+    let relay = request.relays.of(&request.route.name, request.settings);
+    let timeout = timeout.unwrap_or(request.settings.max_timeout);
+    let refreshed = id.parse().and_then(|id| relay.refresh(id, &subject(request.entry), timeout, request.relays.now()));
+    if let Err(error) = refreshed {
+        return Ok(refused(request, &error));
+    }
+    let mut response = Response::new(Body::Empty);
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(TIMEOUT, timeout.as_secs().into());
+    Ok(response)
+}
+
+fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Response<Body> {
+    let metrics = &request.worker.shared.metrics;
+    let status = match error {
+        SubscribeError::TimeoutTooLong(_) => StatusCode::BAD_REQUEST,
+        SubscribeError::Unknown => StatusCode::NOT_FOUND,
+        SubscribeError::TooManyOfSubject(_) => {
+            metrics.limit("relay-subscriptions-per-client");
+            StatusCode::TOO_MANY_REQUESTS
+        }
+        SubscribeError::TooManyChannels(_) => {
+            metrics.limit("relay-channels");
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+        SubscribeError::TooManySubscriptions(_) => {
+            metrics.limit("relay-subscriptions");
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+    };
+    let mut response = refusal(status, format!("{error}\n"));
+    if let SubscribeError::TimeoutTooLong(longest) = error {
+        response.headers_mut().insert(MAX_TIMEOUT, longest.as_secs().into());
+    }
+    response
+}
+
+/// The channels of a subscription: that of the URI, and others of the same authority that the same route serves.
+fn channels(request: &RelayRequest<'_>) -> Result<Vec<Arc<str>>, Error> {
+    let facts = &request.entry.facts;
+    let mut all = vec![channel(request.entry, None)];
+    for path in text(&facts.headers, &CHANNELS)?.unwrap_or_default().split(',').map(str::trim) {
+        if path.is_empty() {
+            continue;
+        }
+        let malformed = || Error::Malformed(format!("{CHANNELS} must be paths such as /a, /b; {path:?} is none"));
+        let parsed: PathAndQuery = path.parse().map_err(|_| malformed())?;
+        if !path.starts_with('/') || parsed.query().is_some() {
+            return Err(malformed());
+        }
+        let mut facts = (**facts).clone();
+        facts.path = parsed;
+        // What a client may not request, it may not subscribe to beside something else.
+        match decide(&facts, &request.worker.snapshot()) {
+            Decision::Act(route) if route.name == request.route.name => {}
+            _ => {
+                let reason = format!("{path} is no channel of route {} for this client", request.route.name);
+                let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
+                return Err(Error::Denied { status, reason, label });
+            }
+        }
+        let name = channel(request.entry, Some(path));
+        if !all.contains(&name) {
+            all.push(name);
+        }
+        if all.len() > MAX_CHANNELS {
+            return Err(Error::Malformed(format!("a subscription has at most {MAX_CHANNELS} channels")));
+        }
+    }
+    Ok(all)
+}
+
+/// Reads a position: the latest publication of each channel, or `-` for a channel without one.
+fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Error> {
+    let one = |part: &str| if part.trim() == "-" { Ok(None) } else { part.parse().map(Some) };
+    let ids: Result<Vec<_>, _> = text.split(',').map(one).collect();
+    let ids = ids.map_err(|error| Error::Malformed(format!("{LAST_EVENT_ID}: {error}")))?;
+    if ids.len() != channels {
+        let reason = format!("{LAST_EVENT_ID} names {} channels, the subscription {channels}", ids.len());
+        return Err(Error::Malformed(reason));
+    }
+    Ok(ids)
+}
+
+fn stream(
+    request: &RelayRequest<'_>,
+    subscription: Subscription,
+    framing: Framing,
+    position: Vec<Option<EventId>>,
+    timeout: Duration,
+) -> Response<Body> {
+    // Heartbeats keep the connection open, so no timeout of the route applies.
+    request.entry.set_held(true);
+    let content_type = framing.content_type();
+    let id = subscription.id().to_string();
+    let heartbeat = request.settings.heartbeat;
+    let mut response = Response::new(Body::boxed(SubscriptionBody {
+        start: Some(framing.begin()),
+        names_channel: subscription.channels().count() > 1,
+        subscription,
+        framing,
+        position,
+        heartbeat,
+        timer: Box::pin(tokio::time::sleep(heartbeat)),
+        relay_time: RelayTime { began: Instant::now(), offset: request.relays.now() },
+        worker: request.worker.clone(),
+        entry: request.entry.clone(),
+        has_ended: false,
+    }));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type);
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(INCREMENTAL, HeaderValue::from_static("?1"));
+    headers.insert(TIMEOUT, timeout.as_secs().into());
+    // Hexadecimal digits.
+    if let Ok(id) = HeaderValue::try_from(id) {
+        headers.insert(SUBSCRIPTION, id);
+    }
+    response
+}
+
+/// The time as the relay counts it.
+struct RelayTime {
+    began: Instant,
+    offset: Duration,
+}
+
+impl RelayTime {
+    fn now(&self) -> Duration {
+        self.offset + self.began.elapsed()
+    }
+}
+
+/// The body of a subscription.
+struct SubscriptionBody {
+    /// The bytes before the first delivery, until they are sent.
+    start: Option<Bytes>,
+    subscription: Subscription,
+    framing: Framing,
+    names_channel: bool,
+    /// The latest publication of each channel that was written.
+    position: Vec<Option<EventId>>,
+    heartbeat: Duration,
+    /// The next heartbeat, or the end of the subscription.
+    timer: Pin<Box<Sleep>>,
+    relay_time: RelayTime,
+    worker: Rc<WorkerContext>,
+    entry: Rc<SessionEntry>,
+    has_ended: bool,
+}
+
+impl SubscriptionBody {
+    /// Writes a delivery.
+    fn write(&mut self, out: &mut Vec<u8>, delivery: &Delivery) {
+        if let Delivery::Publication(publication) = delivery
+            && let Some(at) = self.subscription.channels().position(|name| *name == publication.channel)
+        {
+            self.position[at] = Some(publication.id);
+        }
+        let position = if self.position.iter().all(Option::is_none) { String::new() } else { self.position() };
+        self.framing.write(out, delivery, &position, self.names_channel);
+    }
+
+    fn position(&self) -> String {
+        let one = |id: &Option<EventId>| id.map_or_else(|| "-".to_owned(), |id| id.to_string());
+        self.position.iter().map(one).collect::<Vec<_>>().join(",")
+    }
+
+    fn end(&mut self, end: End) -> Option<Result<Frame<Bytes>, Error>> {
+        self.has_ended = true;
+        match end {
+            End::Expired => Some(self.framing.end()).filter(|end| !end.is_empty()).map(|end| Ok(Frame::data(end))),
+            // A client that reads nothing at all loses its connection by the timeout `progress`.
+            End::Stalled => Some(Err(Error::ClientGone(end.to_string()))),
+            End::Closed => Some(Err(Error::Reconfigured(end.to_string()))),
+        }
+    }
+}
+
+impl BoxedBody for SubscriptionBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        if let Some(start) = self.start.take().filter(|start| !start.is_empty()) {
+            return Poll::Ready(Some(Ok(Frame::data(start))));
+        }
+        let mut out = Vec::new();
+        loop {
+            match self.subscription.poll_next(cx, self.relay_time.now()) {
+                Poll::Ready(Ok(delivery)) => {
+                    self.write(&mut out, &delivery);
+                    if out.len() >= FRAME_BYTES {
+                        return Poll::Ready(Some(Ok(Frame::data(out.into()))));
+                    }
+                }
+                // The next poll reports the end.
+                Poll::Ready(Err(_)) | Poll::Pending if !out.is_empty() => {
+                    self.timer.as_mut().reset(Instant::now() + self.heartbeat);
+                    return Poll::Ready(Some(Ok(Frame::data(out.into()))));
+                }
+                Poll::Ready(Err(end)) => return Poll::Ready(self.end(end)),
+                Poll::Pending => {
+                    let until_end = self.subscription.deadline().saturating_sub(self.relay_time.now());
+                    let at = (Instant::now() + until_end).min(self.timer.deadline());
+                    if at < self.timer.deadline() {
+                        self.timer.as_mut().reset(at);
+                    }
+                    if self.timer.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                    self.timer.as_mut().reset(Instant::now() + self.heartbeat);
+                    if self.subscription.deadline() > self.relay_time.now() {
+                        self.entry.touch(&self.worker);
+                        return Poll::Ready(Some(Ok(Frame::data(self.framing.heartbeat()))));
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.has_ended
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}

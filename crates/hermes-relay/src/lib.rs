@@ -1,0 +1,24 @@
+//! Publish and subscribe over HTTP: the state of a relay, without its connections.
+//!
+//! In: subscriptions and publications, each with the time. Out: the publications for each subscriber, in order, and how
+//! many subscribers a publication reached. Never: a socket, a task, or a clock.
+//!
+//! A [`Relay`] has channels, which are URIs. Each subscriber has a bounded queue of its own, so that a slow one delays no
+//! other. A publication that is *realtime* is dropped for a subscriber whose queue is full; one that is *reliable* waits
+//! until all queues have room. The source is HTTP-RS, "HTTP as the narrow waist of the future Internet", sections 5 and 6.
+
+mod channel;
+pub mod event_id;
+pub mod framing;
+mod publication;
+mod queue;
+mod relay;
+
+pub use channel::{Audience, Receipt};
+pub use event_id::EventId;
+pub use publication::{NewPublication, Publication};
+pub use queue::{Delivery, End};
+pub use relay::{
+    PublishError, PublishProgress, Relay, RelayCounters, RelayLimits, SubscribeError, SubscribeRequest, Subscription,
+    SubscriptionId,
+};

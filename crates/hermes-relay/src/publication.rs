@@ -1,0 +1,60 @@
+//! Publications: the units of data that a relay passes on, each as a whole.
+//!
+//! In: the body of a request, and its fields that describe the content. Out: an immutable publication that all queues
+//! share. Its bytes count towards the memory of the relay until the last queue has let go of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use crate::EventId;
+
+/// The bytes that a publication counts beside its content, for its fields and its place in queues.
+const OVERHEAD_BYTES: u64 = 512;
+
+/// A publication before a channel has given it an identifier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewPublication {
+    /// Fields that describe the content: `content-type`, `content-encoding` and the like.
+    pub headers: HeaderMap,
+    /// The content.
+    pub body: Bytes,
+}
+
+/// A publication of a channel.
+#[derive(Debug)]
+pub struct Publication {
+    /// The name of its channel.
+    pub channel: Arc<str>,
+    /// Its place in the channel.
+    pub id: EventId,
+    /// What was published.
+    pub content: NewPublication,
+    memory: Arc<AtomicU64>,
+}
+
+impl Publication {
+    pub(crate) fn new(channel: Arc<str>, id: EventId, content: NewPublication, memory: &Arc<AtomicU64>) -> Self {
+        memory.fetch_add(cost(&content), Ordering::Relaxed);
+        Self { channel, id, content, memory: memory.clone() }
+    }
+
+    /// The bytes that it counts towards the memory of the relay and of a queue.
+    pub fn bytes(&self) -> u64 {
+        cost(&self.content)
+    }
+}
+
+impl Drop for Publication {
+    fn drop(&mut self) {
+        self.memory.fetch_sub(cost(&self.content), Ordering::Relaxed);
+    }
+}
+
+/// The bytes that content counts.
+pub(crate) fn cost(content: &NewPublication) -> u64 {
+    let fields: usize = content.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    (content.body.len() + fields) as u64 + OVERHEAD_BYTES
+}
