@@ -77,7 +77,7 @@ fn refusal(status: StatusCode, reason: String) -> Response<Body> {
     response
 }
 
-/// The value of a field as text, without space around it. `None` if there is none.
+/// The value of a field as text, without space around it. `None` if the field is absent.
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Error> {
     let Some(value) = headers.get(name) else { return Ok(None) };
     let text = value.to_str().map_err(|_| Error::Malformed(format!("{name} is not text")))?;

@@ -1,7 +1,7 @@
 //! GET: a subscription, or the refresh of one.
 //!
 //! In: a request that asks for a subscription, by a field or by a form that only a subscription has. Out: a response whose
-//! body has one publication after the other, until the timeout has passed or the client has gone. Never: more of the
+//! body has one publication after the other, until the timeout has passed or the client leaves. Never: more of the
 //! queue in the body than one write to the client.
 
 use std::pin::Pin;
@@ -157,14 +157,14 @@ fn channels(request: &RelayRequest<'_>) -> Result<Vec<Arc<str>>, Error> {
         if path.is_empty() {
             continue;
         }
-        let malformed = || Error::Malformed(format!("{CHANNELS} must be paths such as /a, /b; {path:?} is none"));
+        let malformed = || Error::Malformed(format!("{CHANNELS} must be paths such as /a, /b, not {path:?}"));
         let parsed: PathAndQuery = path.parse().map_err(|_| malformed())?;
         if !path.starts_with('/') || parsed.query().is_some() {
             return Err(malformed());
         }
         let mut facts = (**facts).clone();
         facts.path = parsed;
-        // What a client may not request, it may not subscribe to beside something else.
+        // A subscription to several channels must not bypass the routes for each of them.
         match decide(&facts, &request.worker.snapshot()) {
             Decision::Act(route) if route.name == request.route.name => {}
             _ => {

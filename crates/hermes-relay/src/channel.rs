@@ -49,7 +49,7 @@ pub(crate) struct Channel {
 #[derive(Debug)]
 struct ChannelState {
     epoch: u64,
-    /// The sequence number of the latest publication; 0 if there is none.
+    /// The sequence number of the latest publication; 0 before the first.
     latest: u64,
     members: BTreeMap<u64, Member>,
     next_member: u64,
@@ -122,7 +122,7 @@ impl Channel {
         number
     }
 
-    /// Removes a subscriber. What it alone of its group has goes to another member of the group.
+    /// Removes a subscriber. Publications that it alone of its group has go to another member.
     pub(crate) fn leave(&self, number: u64, untaken: &[Arc<Publication>]) {
         let mut state = self.lock();
         let Some(member) = state.members.remove(&number) else { return };

@@ -30,7 +30,7 @@ pub struct Publication {
     pub channel: Arc<str>,
     /// Its place in the channel.
     pub id: EventId,
-    /// What was published.
+    /// Its fields and bytes.
     pub content: NewPublication,
     memory: Arc<AtomicU64>,
 }

@@ -1,4 +1,4 @@
-//! The queue of a subscriber: what it is still to get, in order.
+//! The queue of a subscriber: its next deliveries, in order.
 //!
 //! In: deliveries of the channels of a subscription, from any thread. Out: one delivery after the other, or the reason why
 //! the subscription ends. Publishers that wait for room are woken when there is some. Never: more than the limits, but for
@@ -171,7 +171,7 @@ impl SubscriberQueue {
             if now >= state.deadline {
                 state.end.get_or_insert(End::Expired);
             }
-            // What was published before the timeout is delivered.
+            // Publications before the timeout are delivered.
             if let Some(end) = state.end.filter(|end| *end != End::Expired || state.waiting.is_empty()) {
                 return Poll::Ready(Err(end));
             }

@@ -64,7 +64,7 @@ impl Default for RelayLimits {
     }
 }
 
-/// The number that identifies a subscription. It is random: whoever knows it may refresh the subscription.
+/// The number that identifies a subscription. It is random, since a client refreshes the subscription by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SubscriptionId(pub u128);
 
@@ -192,7 +192,7 @@ impl Relay {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the bounds. What is beyond them stays until it ends by itself.
+    /// Changes the bounds. Channels and subscriptions beyond them stay until they end by themselves.
     pub fn set_limits(&self, limits: &RelayLimits) {
         let mut table = self.lock();
         if *table.limits != *limits {

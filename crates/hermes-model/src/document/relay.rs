@@ -10,7 +10,7 @@ use crate::snapshot::RelayMode;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Relay {
-    /// What happens to a publication if the queue of a subscriber is full. Default realtime.
+    /// Rule for a publication if the queue of a subscriber is full. Default realtime.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: RelayMode,
     /// Publications in the queue of a subscriber. Default 64.
