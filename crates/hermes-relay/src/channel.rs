@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
+use crate::EventId;
+use crate::limits::RelayLimits;
 use crate::publication::{NewPublication, Publication};
 use crate::queue::{Delivery, End, Offered, Queued, SubscriberQueue};
-use crate::relay::RelayLimits;
-use crate::{EventId, PublishProgress};
 
 /// The subscribers that get a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,18 @@ pub struct Receipt {
     pub subscribers: u64,
     /// The subscribers in whose queues it is.
     pub delivered: u64,
+}
+
+/// The progress of a publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishProgress {
+    /// All queues of the audience have it.
+    Done(Receipt),
+    /// A queue is full. The publisher is woken when it has room.
+    Waiting {
+        /// The time at which the publisher should try again at the latest.
+        until: Duration,
+    },
 }
 
 #[derive(Debug)]

@@ -10,15 +10,14 @@
 mod channel;
 pub mod event_id;
 pub mod framing;
+mod limits;
 mod publication;
 mod queue;
 mod relay;
 
-pub use channel::{Audience, Receipt};
+pub use channel::{Audience, PublishProgress, Receipt};
 pub use event_id::EventId;
+pub use limits::RelayLimits;
 pub use publication::{NewPublication, Publication};
 pub use queue::{Delivery, End};
-pub use relay::{
-    PublishError, PublishProgress, Relay, RelayCounters, RelayLimits, SubscribeError, SubscribeRequest, Subscription,
-    SubscriptionId,
-};
+pub use relay::{PublishError, Relay, RelayCounters, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
