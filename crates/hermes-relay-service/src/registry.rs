@@ -68,6 +68,11 @@ impl Relays {
         });
     }
 
+    /// Ends all subscriptions, so that their clients subscribe again to the process that takes over.
+    pub fn close(&self) {
+        self.lock().values().for_each(|relay| relay.close());
+    }
+
     /// Forgets channels that nobody uses, and reports the numbers of all relays, at most once a second.
     pub fn sweep(&self, metrics: &Metrics) {
         let now = self.now();

@@ -20,7 +20,9 @@ mod operator;
 mod output;
 mod overlay;
 mod proxy;
+mod publish;
 mod rollout;
+mod subscribe;
 mod tun;
 
 use std::process::ExitCode;
@@ -58,6 +60,8 @@ enum Command {
     Check(check::Check),
     Explain(explain::Explain),
     Fetch(fetch::Fetch),
+    Publish(publish::Publish),
+    Subscribe(subscribe::Subscribe),
     Demo(hermes_demo::Demo),
     Doctor(doctor::Doctor),
     Health(health::Health),
@@ -90,6 +94,8 @@ impl Hermes {
             Command::Check(command) => command.run(),
             Command::Explain(command) => command.run(),
             Command::Fetch(command) => command.run(),
+            Command::Publish(command) => command.run(),
+            Command::Subscribe(command) => command.run(),
             Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Health(command) => command.run(),

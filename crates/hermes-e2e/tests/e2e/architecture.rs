@@ -28,6 +28,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-rate-limit", BTreeSet::from(["hermes-net"])),
         ("hermes-resume", BTreeSet::new()),
         ("hermes-relay", BTreeSet::new()),
+        ("hermes-relay-client", BTreeSet::from(["hermes-net", "hermes-relay"])),
         ("hermes-relay-service", BTreeSet::from(["hermes-model", "hermes-relay", "hermes-transport"])),
         ("hermes-rina", BTreeSet::new()),
         (
@@ -83,6 +84,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
                 "hermes-wire",
                 "hermes-net",
                 "hermes-proxy",
+                "hermes-relay-client",
                 "hermes-resume",
             ]),
         ),

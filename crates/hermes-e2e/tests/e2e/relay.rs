@@ -6,6 +6,8 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
@@ -366,4 +368,69 @@ async fn a_reload_keeps_subscriptions_and_ends_those_of_a_removed_relay() {
     node.reload(&RELAY.replace("name: events", "name: renamed"), &[]).await.unwrap();
     let (code, _) = subscriber.end().await;
     assert_ne!(code, 0, "the body broke off");
+}
+
+#[tokio::test]
+async fn the_commands_publish_and_subscribe() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let url = format!("http://{}/events/a", node.address("web"));
+    let mut command = Command::new(hermes());
+    command.args(["subscribe", &url, "--timeout", "2s", "-n", "4", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut subscriber = Subscriber { child, lines };
+    node.metric_reaches("hermes_relay_subscriptions", "", 1.0).await;
+    let mut publisher = Command::new(hermes())
+        .args(["publish", &url, "--lines"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    publisher.stdin.take().unwrap().write_all(b"one\r\ntwo").await.unwrap();
+    let output = publisher.wait_with_output().await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "delivered to 1 of 1 subscriber\n".repeat(2));
+    for expected in ["one", "two"] {
+        let line: serde_json::Value = serde_json::from_str(&subscriber.line().await).unwrap();
+        assert_eq!((line["data"].as_str(), line["type"].as_str()), (Some(expected), Some("text/plain; charset=utf-8")));
+    }
+    // Refreshes keep the subscription for longer than its timeout.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let output = Command::new(hermes())
+        .args(["publish", &url, "--data", "three", "--json", "--reliable"])
+        .output()
+        .await
+        .unwrap();
+    let receipt: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((receipt["subscribers"].as_u64(), receipt["delivered"].as_u64()), (Some(1), Some(1)));
+    let line: serde_json::Value = serde_json::from_str(&subscriber.line().await).unwrap();
+    assert_eq!((&line["data"], &line["id"]), (&serde_json::json!("three"), &receipt["id"]));
+    // Any bytes arrive whole.
+    let bytes: Vec<u8> = (0..=255).collect();
+    let mut publisher =
+        Command::new(hermes()).args(["publish", &url]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    publisher.stdin.take().unwrap().write_all(&bytes).await.unwrap();
+    assert!(publisher.wait().await.unwrap().success());
+    let (code, rest) = subscriber.end().await;
+    let line: serde_json::Value = serde_json::from_str(&rest[0]).unwrap();
+    assert_eq!((code, line["base64"].as_str()), (0, Some(&*BASE64_STANDARD.encode(&bytes))));
+    // Another URL of the node.
+    for command in ["publish", "subscribe"] {
+        let url = format!("http://{}/elsewhere", node.address("web"));
+        let output = Command::new(hermes()).args([command, &url]).stdin(Stdio::null()).output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && text.contains("404"), "{command}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_shuts_down_ends_its_subscriptions() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let subscriber = Subscriber::new(&node, "/events/a", &SUBSCRIBE, 1).await;
+    let begun = std::time::Instant::now();
+    assert!(node.end(TIMEOUT).unwrap().success());
+    // Otherwise the node would wait for the subscription until the drain timeout.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    subscriber.end().await;
 }

@@ -162,6 +162,7 @@ impl<'w> WorkerLoop<'w> {
     async fn close(&mut self, handed: bool, passages: Vec<(Arc<str>, IdleQueue)>) {
         let worker = self.worker;
         worker.begin_draining();
+        worker.services.relays.close();
         self.reverse_dialers.stop_all();
         if handed {
             self.channel_dialers.stop_all();

@@ -1,0 +1,199 @@
+//! A client of relays, for programs and for the command line.
+//!
+//! In: the URL of a channel. Out: a [`Publisher`], which sends one publication after the other and learns how many
+//! subscribers each reached, or a [`Subscriber`], which receives them and can be told to resume. Connections are HTTP/1.1,
+//! in plaintext or over TLS. Never: a retry on its own; the caller knows whether a publication may be sent twice.
+
+mod publisher;
+mod subscriber;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_net::resolve::Resolver;
+use hermes_net::tls::{self, Roots, RustlsClientConfig, ServerIdentity};
+use hermes_net::{Io, dial};
+use http::header::{HOST, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::task::JoinSet;
+
+pub use self::publisher::{Acceptance, PublishOptions, Publisher};
+pub use self::subscriber::{Event, SubscribeOptions, Subscriber};
+
+/// The longest reason of a refusal that is read.
+const MAX_REASON: usize = 4096;
+
+/// How a client reaches a relay.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// An HTTP proxy (`http://HOST:PORT`), such as a node that knows the name of the relay; `None` means no proxy. Only for
+    /// `http:` URLs.
+    pub proxy: Option<Uri>,
+    /// A file of CA certificates (PEM); `None` means those of the system.
+    pub ca: Option<PathBuf>,
+    /// Fields of each request.
+    pub headers: HeaderMap,
+    /// The time for a connection, and for the head of a response.
+    pub patience: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self { proxy: None, ca: None, headers: HeaderMap::new(), patience: Duration::from_secs(30) }
+    }
+}
+
+/// The reason why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The URL or an option is unusable.
+    #[error("{0}")]
+    Invalid(String),
+    /// The relay cannot be reached, or the connection broke. A later attempt may succeed.
+    #[error("{0}")]
+    Broken(String),
+    /// The relay refused the request.
+    #[error("the relay refused with {status}: {reason}")]
+    Refused {
+        /// The status of the response.
+        status: StatusCode,
+        /// The beginning of its body.
+        reason: String,
+    },
+}
+
+impl ClientError {
+    /// Whether the same request may succeed later.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Invalid(_) => false,
+            Self::Broken(_) => true,
+            Self::Refused { status, .. } => status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS,
+        }
+    }
+}
+
+/// A client of one channel.
+pub struct Client {
+    url: Uri,
+    /// The relay or the proxy.
+    host: String,
+    port: u16,
+    tls: Option<Arc<RustlsClientConfig>>,
+    resolver: Resolver,
+    options: ClientOptions,
+}
+
+/// A connection to the relay. Dropping it closes the connection.
+struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    _driver: JoinSet<()>,
+}
+
+impl Client {
+    /// A client of the channel at this `http:` or `https:` URL.
+    ///
+    /// # Errors
+    /// The URL has no host or another scheme, or the CA certificates cannot be read.
+    pub fn new(url: Uri, options: ClientOptions) -> Result<Self, ClientError> {
+        let invalid =
+            |why: &str| ClientError::Invalid(format!("{url}: {why}; write http://HOST/PATH or https://HOST/PATH"));
+        let is_tls = match url.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(invalid("unknown scheme")),
+        };
+        if is_tls && options.proxy.is_some() {
+            return Err(ClientError::Invalid(format!("{url}: a proxy serves http: URLs only; leave it out")));
+        }
+        let peer = options.proxy.as_ref().unwrap_or(&url);
+        let host = peer.host().filter(|host| !host.is_empty()).ok_or_else(|| invalid("missing host"))?;
+        let host = host.trim_matches(['[', ']']).to_owned();
+        let port = peer.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+        let tls = if is_tls { Some(tls_config(&options)?) } else { None };
+        Ok(Self { url, host, port, tls, resolver: Resolver::from_system(), options })
+    }
+
+    async fn connect(&self) -> Result<Connection, ClientError> {
+        let whole = async {
+            let addresses = self.resolver.resolve(&self.host).await;
+            let addresses = addresses.map_err(|error| ClientError::Broken(error.to_string()))?;
+            let failed = |error| ClientError::Broken(format!("cannot connect to {}:{}: {error}", self.host, self.port));
+            let tcp = dial::connect(&addresses, self.port).await.map_err(failed)?;
+            let io = match &self.tls {
+                Some(config) => tls::connect(config.clone(), &self.host, tcp).await.map_err(failed)?,
+                None => Io::Plain(tcp),
+            };
+            let shaken = http1::handshake(TokioIo::new(io)).await;
+            let (sender, connection) = shaken.map_err(|error| ClientError::Broken(error.to_string()))?;
+            let mut driver = JoinSet::new();
+            // The exchange reports errors of the connection.
+            driver.spawn(async move { drop(connection.await) });
+            Ok(Connection { sender, _driver: driver })
+        };
+        self.patiently("a connection", whole).await?
+    }
+
+    fn request(&self, method: Method, body: Bytes, fields: HeaderMap) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        let root = || http::uri::PathAndQuery::from_static("/");
+        *request.uri_mut() = match &self.options.proxy {
+            Some(_) => self.url.clone(),
+            None => self.url.path_and_query().cloned().unwrap_or_else(root).into(),
+        };
+        let headers = request.headers_mut();
+        if let Some(Ok(host)) = self.url.authority().map(|authority| HeaderValue::from_str(authority.as_str())) {
+            headers.insert(HOST, host);
+        }
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("hermes/", env!("CARGO_PKG_VERSION"))));
+        headers.extend(fields);
+        headers.extend(self.options.headers.clone());
+        request
+    }
+
+    /// Sends a request, and returns the response if it has this status.
+    async fn exchange(
+        &self,
+        connection: &mut Connection,
+        request: Request<Full<Bytes>>,
+        expected: StatusCode,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let broken = |error: hyper::Error| ClientError::Broken(format!("no response: {error}"));
+        let response = connection.sender.send_request(request).await.map_err(broken)?;
+        if response.status() == expected {
+            return Ok(response);
+        }
+        let status = response.status();
+        let reason =
+            self.patiently("the reason of a refusal", Limited::new(response.into_body(), MAX_REASON).collect());
+        let reason = reason.await?.map(|body| body.to_bytes()).unwrap_or_default();
+        Err(ClientError::Refused { status, reason: String::from_utf8_lossy(&reason).trim().to_owned() })
+    }
+
+    async fn patiently<F: Future>(&self, what: &str, future: F) -> Result<F::Output, ClientError> {
+        let within = self.options.patience;
+        let waited = tokio::time::timeout(within, future).await;
+        waited.map_err(|_| ClientError::Broken(format!("waited {} s for {what}", within.as_secs_f32())))
+    }
+}
+
+fn tls_config(options: &ClientOptions) -> Result<Arc<RustlsClientConfig>, ClientError> {
+    let invalid = |error: String| ClientError::Invalid(error);
+    let roots = match &options.ca {
+        Some(file) => Roots::load(file).map_err(|error| invalid(format!("{}: {error}", file.display())))?,
+        None => Roots::system().map_err(|error| invalid(error.to_string()))?,
+    };
+    tls::client_config(None, ServerIdentity::Name(roots), &[b"http/1.1"]).map_err(|error| invalid(error.to_string()))
+}
+
+/// Reads a field as a number.
+fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
+}

@@ -1,0 +1,159 @@
+//! Subscribing: a response whose parts are publications.
+//!
+//! In: the channel, and the identifier of the latest publication that the caller has. Out: publications, and holes between
+//! them. The subscription is refreshed at half of its timeout. Never: a hole that the caller does not learn of.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_relay::framing::multipart::{Parser, Part};
+use hermes_relay::framing::{EVENT_ID, MISSED};
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use crate::{Client, ClientError, Connection, number};
+
+const SUBSCRIBE: HeaderName = HeaderName::from_static("hermes-subscribe");
+const SUBSCRIPTION: HeaderName = HeaderName::from_static("hermes-subscription");
+const TIMEOUT: HeaderName = HeaderName::from_static("hermes-timeout");
+const GROUP: HeaderName = HeaderName::from_static("hermes-group");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// The rules of a subscription.
+#[derive(Clone, Debug, Default)]
+pub struct SubscribeOptions {
+    /// The timeout after which the relay forgets a subscriber that went away silently; `None` means the longest.
+    pub timeout: Option<Duration>,
+    /// The latest publication that the caller has; `None` means that only later ones count.
+    pub after: Option<String>,
+    /// The group for publications that go to one of its members.
+    pub group: Option<HeaderValue>,
+    /// The longest publication that is accepted, in bytes; 0 means 64 MiB.
+    pub max_bytes: usize,
+}
+
+/// What a subscriber receives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A publication.
+    Publication {
+        /// Its identifier, to resume after it.
+        id: String,
+        /// Its `content-*` fields.
+        headers: HeaderMap,
+        /// Its content.
+        body: Bytes,
+    },
+    /// Publications that the subscriber does not get. `None`: nobody knows how many.
+    Missed(Option<u64>),
+}
+
+/// Subscribes to a channel.
+pub struct Subscriber<'c> {
+    client: &'c Client,
+    body: Incoming,
+    parser: Parser,
+    waiting: VecDeque<Event>,
+    subscription: HeaderValue,
+    timeout: Duration,
+    refresh_at: Instant,
+    _connection: Connection,
+}
+
+impl Client {
+    /// Begins a subscription.
+    ///
+    /// # Errors
+    /// The relay refuses it, or cannot be reached.
+    pub async fn subscribe(&self, options: &SubscribeOptions) -> Result<Subscriber<'_>, ClientError> {
+        let mut connection = self.connect().await?;
+        let mut fields = HeaderMap::new();
+        fields.insert(SUBSCRIBE, HeaderValue::from_static("true"));
+        fields.insert(ACCEPT, HeaderValue::from_static("multipart/mixed"));
+        fields.extend(options.timeout.map(|timeout| (TIMEOUT, timeout.as_secs().into())));
+        fields.extend(options.group.clone().map(|group| (GROUP, group)));
+        if let Some(after) = &options.after {
+            let value = HeaderValue::from_str(after);
+            fields.insert(LAST_EVENT_ID, value.map_err(|error| ClientError::Invalid(error.to_string()))?);
+        }
+        let request = self.request(Method::GET, Bytes::new(), fields);
+        let exchange = self.exchange(&mut connection, request, StatusCode::OK);
+        let response = self.patiently("the response to a subscription", exchange).await??;
+        let headers = response.headers();
+        let no_relay = || ClientError::Invalid(format!("{} is no channel of a relay", self.url));
+        let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let max_bytes = if options.max_bytes == 0 { 64 << 20 } else { options.max_bytes };
+        let parser = Parser::new(content_type, max_bytes).ok_or_else(no_relay)?;
+        let subscription = headers.get(SUBSCRIPTION).cloned().ok_or_else(no_relay)?;
+        let timeout = Duration::from_secs(number(headers, &TIMEOUT).ok_or_else(no_relay)?);
+        Ok(Subscriber {
+            client: self,
+            body: response.into_body(),
+            parser,
+            waiting: VecDeque::new(),
+            subscription,
+            timeout,
+            refresh_at: Instant::now() + timeout / 2,
+            _connection: connection,
+        })
+    }
+}
+
+impl Subscriber<'_> {
+    /// Waits for the next event. `None`: the subscription has ended.
+    ///
+    /// # Errors
+    /// The connection broke, or the relay refuses a refresh. The caller may subscribe again after the last identifier.
+    pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
+        loop {
+            if let Some(event) = self.waiting.pop_front() {
+                return Ok(Some(event));
+            }
+            let frame = tokio::select! {
+                frame = self.body.frame() => frame,
+                () = tokio::time::sleep_until(self.refresh_at) => {
+                    self.refresh().await?;
+                    continue;
+                }
+            };
+            match frame {
+                Some(Ok(frame)) => self.parser.push(frame.data_ref().map_or(&[][..], |data| data)),
+                Some(Err(error)) => return Err(ClientError::Broken(format!("the subscription broke off: {error}"))),
+                None if self.parser.has_ended() => return Ok(None),
+                None => return Err(ClientError::Broken("the subscription broke off".to_owned())),
+            }
+            let malformed = |error| ClientError::Broken(format!("malformed publication: {error}"));
+            while let Some(part) = self.parser.next_part().map_err(malformed)? {
+                self.waiting.extend(event(part));
+            }
+        }
+    }
+
+    async fn refresh(&mut self) -> Result<(), ClientError> {
+        let mut connection = self.client.connect().await?;
+        let mut fields = HeaderMap::new();
+        fields.insert(SUBSCRIPTION, self.subscription.clone());
+        fields.insert(TIMEOUT, self.timeout.as_secs().into());
+        let request = self.client.request(Method::GET, Bytes::new(), fields);
+        let exchange = self.client.exchange(&mut connection, request, StatusCode::NO_CONTENT);
+        self.client.patiently("the response to a refresh", exchange).await??;
+        self.refresh_at = Instant::now() + self.timeout / 2;
+        Ok(())
+    }
+}
+
+fn event(part: Part) -> Option<Event> {
+    if part.is_heartbeat() {
+        return None;
+    }
+    let Part { mut headers, body } = part;
+    if let Some(missed) = headers.get(MISSED) {
+        return Some(Event::Missed(missed.to_str().ok().and_then(|text| text.parse().ok())));
+    }
+    let id = headers.remove(EVENT_ID)?.to_str().ok()?.to_owned();
+    Some(Event::Publication { id, headers, body })
+}
