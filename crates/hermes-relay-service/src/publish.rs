@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_model::snapshot::RelayMode;
 use hermes_relay::framing::EVENT_ID;
-use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay};
+use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::metrics::{ResultLabels, RouteLabels};
@@ -39,13 +39,19 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         Some("one") => Audience::OneOfEachGroup,
         Some(_) => return Err(Error::Malformed(format!("{DELIVER} must be all or one"))),
     };
-    let Some(body) = read(request, body).await? else {
-        let reason =
-            format!("a publication of this route has at most {} bytes (`relay.unit`)\n", request.settings.unit);
-        return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, reason));
+    let relay = request.relays.of(&request.route.name, request.settings);
+    // Publications that wait for room count, too.
+    let mut reserved = relay.reserve();
+    let body = match read(request, &relay, &mut reserved, body).await? {
+        Ok(body) => body,
+        Err(Unread::TooLong) => {
+            let most = request.settings.unit;
+            let reason = format!("a publication of this route has at most {most} bytes (`relay.unit`)\n");
+            return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, reason));
+        }
+        Err(Unread::Refused(error)) => return Ok(refused(request, &error)),
     };
     let content = NewPublication { headers: content_fields(&facts.headers), body };
-    let relay = request.relays.of(&request.route.name, request.settings);
     let name = channel(request.entry, None);
     let published = match mode {
         RelayMode::Realtime => relay.publish_realtime(&name, content, audience, rand::random(), request.relays.now()),
@@ -56,30 +62,46 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
             count(request, &receipt, audience);
             Ok(answer(receipt))
         }
-        Err(error) => {
-            request.worker.shared.metrics.limit(match error {
-                PublishError::TooManyChannels(_) => "relay-channels",
-                PublishError::Memory(_) => "relay-memory",
-            });
-            Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")))
-        }
+        Err(error) => Ok(refused(request, &error)),
     }
 }
 
-/// Reads the body. `None` if it is too long.
-async fn read(request: &RelayRequest<'_>, body: RequestBody) -> Result<Option<Bytes>, Error> {
+fn refused(request: &RelayRequest<'_>, error: &PublishError) -> Response<Body> {
+    request.worker.shared.metrics.limit(match error {
+        PublishError::TooManyChannels(_) => "relay-channels",
+        PublishError::Memory(_) => "relay-memory",
+    });
+    refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
+}
+
+/// The reason why a body was not read to its end.
+enum Unread {
+    TooLong,
+    Refused(PublishError),
+}
+
+/// Reads the body.
+async fn read(
+    request: &RelayRequest<'_>,
+    relay: &Relay,
+    reserved: &mut Reserved,
+    body: RequestBody,
+) -> Result<Result<Bytes, Unread>, Error> {
     body.prepare(request.entry, 0, None);
     let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
     let mut attempt = pin!(body.attempt());
     if attempt.size_hint().lower() > most as u64 {
-        return Ok(None);
+        return Ok(Err(Unread::TooLong));
     }
     let mut first: Option<Bytes> = None;
     let mut rest = BytesMut::new();
     while let Some(frame) = attempt.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
         if first.as_ref().map_or(0, Bytes::len) + rest.len() + data.len() > most {
-            return Ok(None);
+            return Ok(Err(Unread::TooLong));
+        }
+        if let Err(error) = relay.reserve_more(reserved, data.len() as u64) {
+            return Ok(Err(Unread::Refused(error)));
         }
         match &first {
             // Most publications arrive in one piece, which need not be copied.
@@ -89,12 +111,12 @@ async fn read(request: &RelayRequest<'_>, body: RequestBody) -> Result<Option<By
     }
     let first = first.unwrap_or_default();
     if rest.is_empty() {
-        return Ok(Some(first));
+        return Ok(Ok(first));
     }
     let mut whole = BytesMut::with_capacity(first.len() + rest.len());
     whole.extend_from_slice(&first);
     whole.extend_from_slice(&rest);
-    Ok(Some(whole.freeze()))
+    Ok(Ok(whole.freeze()))
 }
 
 fn content_fields(headers: &HeaderMap) -> HeaderMap {
@@ -114,9 +136,12 @@ async fn reliable(
     let (epoch, relays) = (rand::random(), request.relays);
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
-    let turn = relay.turn(name, epoch, relays.now())?;
-    // The semaphore is never closed.
-    let _turn = turn.acquire().await.ok();
+    let turn = relay.turn(name);
+    let _turn = match &turn {
+        // The semaphore is never closed.
+        Some(turn) => turn.acquire().await.ok(),
+        None => None,
+    };
     let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
     let published = std::future::poll_fn(|cx| {
         loop {

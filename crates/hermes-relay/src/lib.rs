@@ -18,6 +18,6 @@ mod relay;
 pub use channel::{Audience, PublishProgress, Receipt};
 pub use event_id::EventId;
 pub use limits::RelayLimits;
-pub use publication::{NewPublication, Publication};
+pub use publication::{NewPublication, Publication, Reserved};
 pub use queue::{Delivery, End};
 pub use relay::{PublishError, Relay, RelayCounters, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};

@@ -53,6 +53,32 @@ impl Drop for Publication {
     }
 }
 
+/// Bytes that count towards the memory of a relay until this is dropped: those of a publication that is still arriving, or
+/// waits for room.
+#[derive(Debug)]
+pub struct Reserved {
+    bytes: u64,
+    memory: Arc<AtomicU64>,
+}
+
+impl Reserved {
+    pub(crate) fn new(memory: &Arc<AtomicU64>) -> Self {
+        memory.fetch_add(OVERHEAD_BYTES, Ordering::Relaxed);
+        Self { bytes: OVERHEAD_BYTES, memory: memory.clone() }
+    }
+
+    pub(crate) fn add(&mut self, bytes: u64) -> u64 {
+        self.bytes += bytes;
+        self.memory.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.memory.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// The bytes that content counts.
 pub(crate) fn cost(content: &NewPublication) -> u64 {
     let fields: usize = content.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();

@@ -17,8 +17,11 @@ use tokio::sync::Semaphore;
 use crate::channel::{Audience, Channel, PublishProgress, Receipt};
 use crate::event_id::EventId;
 use crate::limits::RelayLimits;
-use crate::publication::NewPublication;
+use crate::publication::{NewPublication, Reserved};
 use crate::queue::{Delivery, End, QueueLimits, SubscriberQueue};
+
+/// The number of unused channels of which the one that was used the longest ago makes room for a new one.
+const IDLE_CANDIDATES: usize = 32;
 
 /// The number that identifies a subscription. It is random, since a client refreshes the subscription by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +117,12 @@ struct Table {
     by_subject: HashMap<Arc<str>, usize>,
 }
 
+/// The channel of a publication, and the bounds that hold now.
+struct Target {
+    channel: Arc<Channel>,
+    limits: Arc<RelayLimits>,
+}
+
 #[derive(Debug)]
 struct Registration {
     queue: Arc<SubscriberQueue>,
@@ -204,6 +213,20 @@ impl Relay {
         if queue.extend(now + timeout, now) { Ok(()) } else { Err(SubscribeError::Unknown) }
     }
 
+    /// Memory for a publication that arrives.
+    pub fn reserve(&self) -> Reserved {
+        Reserved::new(&self.memory)
+    }
+
+    /// Reserves more bytes of a publication that arrives.
+    ///
+    /// # Errors
+    /// The relay has its most bytes.
+    pub fn reserve_more(&self, reserved: &mut Reserved, bytes: u64) -> Result<(), PublishError> {
+        let most = self.lock().limits.memory;
+        if reserved.add(bytes) > most { Err(PublishError::Memory(most)) } else { Ok(()) }
+    }
+
     /// Publishes wherever there is room.
     ///
     /// # Errors
@@ -216,7 +239,7 @@ impl Relay {
         epoch: u64,
         now: Duration,
     ) -> Result<Receipt, PublishError> {
-        let (channel, limits) = self.channel_for(channel, epoch, now)?;
+        let Some(Target { channel, limits }) = self.channel_for(channel, epoch, now)? else { return Ok(nobody(epoch)) };
         Ok(channel.publish_realtime(content, audience, &limits, &self.memory, now))
     }
 
@@ -233,16 +256,16 @@ impl Relay {
         publisher: &Waker,
         now: Duration,
     ) -> Result<PublishProgress, PublishError> {
-        let (channel, limits) = self.channel_for(channel, epoch, now)?;
+        let Some(Target { channel, limits }) = self.channel_for(channel, epoch, now)? else {
+            return Ok(PublishProgress::Done(nobody(epoch)));
+        };
         Ok(channel.publish_reliable(content, audience, &limits, &self.memory, publisher, now))
     }
 
     /// The turn of a reliable publication. To be taken before [`Self::poll_publish_reliable`], and held until that is done.
-    ///
-    /// # Errors
-    /// A bound is reached.
-    pub fn turn(&self, channel: &str, epoch: u64, now: Duration) -> Result<Arc<Semaphore>, PublishError> {
-        Ok(self.channel_for(channel, epoch, now)?.0.turn.clone())
+    /// `None`: the channel has neither subscribers nor a history, so nothing waits.
+    pub fn turn(&self, channel: &str) -> Option<Arc<Semaphore>> {
+        self.lock().channels.get(channel).map(|channel| channel.turn.clone())
     }
 
     /// Ends all subscriptions.
@@ -251,19 +274,19 @@ impl Relay {
         channels.iter().for_each(|channel| channel.close());
     }
 
-    fn channel_for(
-        &self,
-        name: &str,
-        epoch: u64,
-        now: Duration,
-    ) -> Result<(Arc<Channel>, Arc<RelayLimits>), PublishError> {
+    /// The channel of a publication. `None`: nobody subscribes to it, and it keeps no history.
+    fn channel_for(&self, name: &str, epoch: u64, now: Duration) -> Result<Option<Target>, PublishError> {
         let mut table = self.lock();
         let limits = table.limits.clone();
-        if self.memory.load(Ordering::Relaxed) >= limits.memory {
+        if self.memory.load(Ordering::Relaxed) > limits.memory {
             return Err(PublishError::Memory(limits.memory));
         }
+        // Otherwise, publications to random names would fill the table.
+        if limits.history == 0 && !table.channels.contains_key(name) {
+            return Ok(None);
+        }
         let channel = table.channel(name, epoch, now).ok_or(PublishError::TooManyChannels(limits.channels))?;
-        Ok((channel, limits))
+        Ok(Some(Target { channel, limits }))
     }
 
     /// Forgets channels that nobody uses. To be called about once a second. Returns the number of subscriptions that ended
@@ -287,6 +310,11 @@ impl Relay {
     }
 }
 
+/// The receipt of a publication to a channel that does not exist.
+fn nobody(epoch: u64) -> Receipt {
+    Receipt { id: EventId { epoch, sequence: 1 }, subscribers: 0, delivered: 0 }
+}
+
 impl Table {
     /// Finds or begins a channel. `None` if there are too many.
     fn channel(&mut self, name: &str, epoch: u64, now: Duration) -> Option<Arc<Channel>> {
@@ -294,9 +322,9 @@ impl Table {
             return Some(channel.clone());
         }
         if self.channels.len() >= self.limits.channels {
-            // The history of the channel that was used the longest ago makes room.
+            // The history of a channel that was not used for long makes room. A search of all channels would take too long.
             let idle = self.channels.iter().filter_map(|(name, channel)| Some((channel.idle_since()?, name.clone())));
-            let (_, oldest) = idle.min()?;
+            let (_, oldest) = idle.take(IDLE_CANDIDATES).min()?;
             self.channels.remove(&oldest);
         }
         let name: Arc<str> = name.into();

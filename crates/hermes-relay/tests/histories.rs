@@ -232,3 +232,29 @@ fn a_publication_for_one_reaches_another_member_when_its_taker_leaves() {
     drop(first);
     assert_eq!([next(&second), next(&second), next(&second), next(&second)], [Some(2), Some(4), Some(3), None]);
 }
+
+#[test]
+fn memory_and_names_are_bounded() {
+    let limits = RelayLimits { memory: 10_000, channels: 3, history: 0, ..limits() };
+    let relay = Relay::new(limits.clone());
+    let content = |bytes: usize| NewPublication { body: vec![0; bytes].into(), ..NewPublication::default() };
+    let publish = |name: &str, bytes| relay.publish_realtime(name, content(bytes), Audience::All, 1, Duration::ZERO);
+    // Publications that nobody gets leave nothing.
+    for number in 0..10 {
+        assert_eq!(publish(&format!("node/{number}"), 1).unwrap().subscribers, 0);
+    }
+    assert_eq!(relay.counters(), Default::default());
+    // Bytes that arrive count.
+    let mut arriving = relay.reserve();
+    relay.reserve_more(&mut arriving, 9000).unwrap();
+    assert!(relay.reserve_more(&mut arriving, 9000).is_err());
+    assert!(publish("node/1", 1).is_err());
+    drop(arriving);
+    assert_eq!(relay.counters().memory, 0);
+    // With a history, a new name replaces one that nobody subscribes to.
+    relay.set_limits(&RelayLimits { history: 2, ..limits });
+    for number in 0..10 {
+        publish(&format!("node/{number}"), 1).unwrap();
+    }
+    assert_eq!(relay.counters().channels, 3);
+}

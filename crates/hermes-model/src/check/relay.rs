@@ -53,8 +53,9 @@ pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> 
         per_client,
         memory: size(format!("{at}.memory"), section.memory, 256 * MIB, MIB..=1 << 40, report),
     };
-    if relay.unit > relay.memory {
-        let message = "a publication of this size exceeds `memory`; reduce it, or raise memory";
+    // A publication counts while it arrives, and again in queues.
+    if relay.unit > relay.memory / 2 {
+        let message = "a publication of this size exceeds half of `memory`; reduce it, or raise memory";
         report.problem(format!("{at}.unit"), message);
     }
     relay
