@@ -36,7 +36,7 @@ pub struct SubscribeOptions {
     pub max_bytes: usize,
 }
 
-/// What a subscriber receives.
+/// A publication, or a hole between publications.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A publication.
