@@ -1,7 +1,7 @@
 //! PUT and POST: a publication.
 //!
 //! In: a request with a body, which is read whole. Out: the number of subscribers and of deliveries. A reliable
-//! publication waits while a queue is full; publications of one relay that wait are served in the order of their arrival.
+//! publication waits while a queue is full; publications of one channel that wait are served in the order of their arrival.
 //! Never: a write to a subscriber's connection.
 
 use std::pin::pin;

@@ -162,6 +162,14 @@ fn channels(request: &RelayRequest<'_>) -> Result<Vec<Arc<str>>, Error> {
         if !path.starts_with('/') || parsed.query().is_some() {
             return Err(malformed());
         }
+        let name = channel(request.entry, Some(path));
+        if all.contains(&name) {
+            continue;
+        }
+        if all.len() >= MAX_CHANNELS {
+            return Err(Error::Malformed(format!("a subscription has at most {MAX_CHANNELS} channels")));
+        }
+        all.push(name);
         let mut facts = (**facts).clone();
         facts.path = parsed;
         // A subscription to several channels must not bypass the routes for each of them.
@@ -172,13 +180,6 @@ fn channels(request: &RelayRequest<'_>) -> Result<Vec<Arc<str>>, Error> {
                 let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
                 return Err(Error::Denied { status, reason, label });
             }
-        }
-        let name = channel(request.entry, Some(path));
-        if !all.contains(&name) {
-            all.push(name);
-        }
-        if all.len() > MAX_CHANNELS {
-            return Err(Error::Malformed(format!("a subscription has at most {MAX_CHANNELS} channels")));
         }
     }
     Ok(all)

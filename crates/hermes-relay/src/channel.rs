@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use crate::EventId;
 use crate::limits::RelayLimits;
 use crate::publication::{NewPublication, Publication};
-use crate::queue::{Delivery, End, Offered, Queued, SubscriberQueue};
+use crate::queue::{Delivery, End, Offered, Queued, Room, SubscriberQueue};
 
 /// The subscribers that get a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -172,7 +172,7 @@ impl Channel {
             Audience::OneOfEachGroup => {
                 let room = state.room(publication.bytes(), now);
                 receipt.subscribers = room.len() as u64;
-                for number in state.takers(&room).into_iter().flatten() {
+                for number in state.takers(&room).0 {
                     receipt.delivered += 1;
                     state.give(number, &publication, true);
                 }
@@ -194,25 +194,37 @@ impl Channel {
     ) -> PublishProgress {
         let mut state = self.lock();
         let bytes = crate::publication::cost(content);
+        let mut stalled = 0;
         let (targets, subscribers) = loop {
             let room = state.room(bytes, now);
-            let targets: Result<Vec<u64>, u64> = match audience {
+            let (targets, full): (Vec<u64>, Vec<u64>) = match audience {
                 Audience::All => {
-                    room.iter().map(|(number, free)| if *free > 0 { Ok(*number) } else { Err(*number) }).collect()
+                    let full = room.iter().filter(|(_, free)| **free == 0).map(|(number, _)| *number).collect();
+                    (room.keys().copied().collect(), full)
                 }
-                Audience::OneOfEachGroup => state.takers(&room).into_iter().collect(),
+                Audience::OneOfEachGroup => state.takers(&room),
             };
-            let full = match targets {
-                Ok(targets) => break (targets, room.len()),
-                Err(full) => full,
-            };
-            let queue = state.members.get(&full).map(|member| member.queue.clone());
-            if let Some(until) = queue.and_then(|queue| queue.wait_for_room(publisher, now, limits.stall)) {
+            if full.is_empty() {
+                break (targets, room.len());
+            }
+            // All full queues begin to block at once, so that stalls do not add up.
+            let mut wake_at: Option<Duration> = None;
+            let mut has_changed = false;
+            for member in full.iter().filter_map(|number| state.members.get(number)) {
+                match member.queue.wait_for_room(bytes, publisher, now, limits.stall) {
+                    Ok(until) => wake_at = Some(wake_at.map_or(until, |earlier| earlier.min(until))),
+                    Err(Room::Changed) => has_changed = true,
+                    Err(Room::Stalled) => {
+                        has_changed = true;
+                        stalled += 1;
+                    }
+                }
+            }
+            if let (Some(until), false) = (wake_at, has_changed) {
                 return PublishProgress::Waiting { until };
             }
-            // The subscriber has stalled, and no longer counts.
-            state.stalled += 1;
         };
+        state.stalled += stalled;
         let publication = state.next_publication(&self.name, content.clone(), memory, now);
         let mut receipt = Receipt { id: publication.id, subscribers: subscribers as u64, delivered: 0 };
         for number in targets {
@@ -280,22 +292,24 @@ impl ChannelState {
         self.members.iter().filter_map(of).collect()
     }
 
-    /// The next member of each group that has room, in turn. The error is a member of a group whose members are all full.
-    fn takers(&self, room: &BTreeMap<u64, usize>) -> Vec<Result<u64, u64>> {
+    /// The next member with room of each group, in turn; and the members of groups that are all full.
+    fn takers(&self, room: &BTreeMap<u64, usize>) -> (Vec<u64>, Vec<u64>) {
         let mut groups: BTreeMap<&Option<Arc<str>>, Vec<(u64, usize)>> = BTreeMap::new();
         for (number, free) in room {
             if let Some(member) = self.members.get(number) {
                 groups.entry(&member.group).or_default().push((*number, *free));
             }
         }
-        let taker = |(group, members): (&Option<Arc<str>>, Vec<(u64, usize)>)| {
+        let (mut takers, mut full) = (Vec::new(), Vec::new());
+        for (group, members) in groups {
             let last = self.turns.get(group).copied();
             let in_turn = |(number, free): &&(u64, usize)| *free > 0 && last.is_none_or(|last| *number > last);
-            let next = members.iter().find(in_turn).or_else(|| members.iter().find(|(_, free)| *free > 0));
-            // A group has a member.
-            next.map(|(number, _)| *number).ok_or_else(|| members.first().map_or(0, |(number, _)| *number))
-        };
-        groups.into_iter().map(taker).collect()
+            match members.iter().find(in_turn).or_else(|| members.iter().find(|(_, free)| *free > 0)) {
+                Some((number, _)) => takers.push(*number),
+                None => full.extend(members.iter().map(|(number, _)| *number)),
+            }
+        }
+        (takers, full)
     }
 
     fn give(&mut self, number: u64, publication: &Arc<Publication>, is_for_one: bool) {

@@ -66,6 +66,15 @@ struct QueueState {
     publishers: Vec<Waker>,
 }
 
+/// The reason why a publisher need not wait for a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// There is room, or the subscription has ended.
+    Changed,
+    /// The subscription has ended now, because its client took nothing for too long.
+    Stalled,
+}
+
 /// The outcome of an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Offered {
@@ -145,20 +154,33 @@ impl SubscriberQueue {
         Some(if has_room { self.limits.publications.saturating_sub(state.waiting.len()).max(1) } else { 0 })
     }
 
-    /// Wakes `publisher` when a delivery is taken. If the queue has been blocking for `stall`, the subscription ends.
-    /// Otherwise returns the time at which it will.
-    pub(crate) fn wait_for_room(&self, publisher: &Waker, now: Duration, stall: Duration) -> Option<Duration> {
+    /// Wakes `publisher` when a delivery is taken, and returns the time at which it should look again.
+    ///
+    /// # Errors
+    /// It need not wait.
+    pub(crate) fn wait_for_room(
+        &self,
+        bytes: u64,
+        publisher: &Waker,
+        now: Duration,
+        stall: Duration,
+    ) -> Result<Duration, Room> {
         let mut state = self.lock();
+        // The reader may have taken something since the publisher looked.
+        if state.is_over(now) || state.has_room(self.limits, bytes) {
+            return Err(Room::Changed);
+        }
         let until = *state.blocking_since.get_or_insert(now) + stall;
         if now >= until {
             drop(state);
             self.end(End::Stalled);
-            return None;
+            return Err(Room::Stalled);
         }
         if !state.publishers.iter().any(|waiting| waiting.will_wake(publisher)) {
             state.publishers.push(publisher.clone());
         }
-        Some(until)
+        // Nobody is woken when the subscription expires.
+        Ok(until.min(state.deadline))
     }
 
     /// Takes the next delivery.

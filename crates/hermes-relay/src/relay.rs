@@ -323,7 +323,9 @@ impl Table {
         }
         if self.channels.len() >= self.limits.channels {
             // The history of a channel that was not used for long makes room. A search of all channels would take too long.
-            let idle = self.channels.iter().filter_map(|(name, channel)| Some((channel.idle_since()?, name.clone())));
+            // One that a request has looked up is in use.
+            let unshared = self.channels.iter().filter(|(_, channel)| Arc::strong_count(channel) == 1);
+            let idle = unshared.filter_map(|(name, channel)| Some((channel.idle_since()?, name.clone())));
             let (_, oldest) = idle.take(IDLE_CANDIDATES).min()?;
             self.channels.remove(&oldest);
         }

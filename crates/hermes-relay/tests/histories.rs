@@ -258,3 +258,36 @@ fn memory_and_names_are_bounded() {
     }
     assert_eq!(relay.counters().channels, 3);
 }
+
+#[test]
+fn silent_subscribers_stall_at_the_same_time() {
+    let relay = Relay::new(limits());
+    let subscribe = |number: u128, timeout: u32| {
+        let request = SubscribeRequest {
+            id: SubscriptionId(number),
+            subject: "somebody".into(),
+            channels: vec![("node/a".into(), None)],
+            group: None,
+            timeout: timeout * SECOND,
+            epoch: 1,
+        };
+        relay.subscribe(request, Duration::ZERO).unwrap()
+    };
+    let _silent: Vec<Subscription> = (0..10).map(|number| subscribe(number, 50)).collect();
+    let publish = |now| {
+        let content = NewPublication::default();
+        relay.poll_publish_reliable("node/a", &content, Audience::All, 1, Waker::noop(), now).unwrap()
+    };
+    for _ in 0..3 {
+        assert!(matches!(publish(Duration::ZERO), PublishProgress::Done(receipt) if receipt.delivered == 10));
+    }
+    assert_eq!(publish(SECOND), PublishProgress::Waiting { until: 6 * SECOND });
+    assert!(matches!(publish(6 * SECOND), PublishProgress::Done(receipt) if receipt.subscribers == 0));
+    assert_eq!(relay.sweep(7 * SECOND), 10);
+    // An expiry is no later than a stall.
+    let _brief = subscribe(11, 9);
+    for _ in 0..3 {
+        publish(8 * SECOND);
+    }
+    assert_eq!(publish(8 * SECOND), PublishProgress::Waiting { until: 9 * SECOND });
+}
