@@ -119,7 +119,7 @@ pub fn ndn_acks(data: &[u8]) {
     assert!(sender.counters.repeated <= 3 * sent.frames);
 }
 
-/// What a neighbour knows of the frames that were sent to it.
+/// The frames that a neighbour has been sent, and those that it has acknowledged.
 #[derive(Default)]
 struct Sent {
     frames: u64,
