@@ -34,5 +34,5 @@ pub use check::{Checked, Problem, check, check_json};
 pub use decide::{Decision, Deny, DenyReason, decide};
 pub use explain::{Explanation, explain, explain_arrival};
 pub use facts::{Facts, Kind, Peer, Trust};
-pub use path::without_single_dots;
+pub use path::{decode_unreserved, without_single_dots};
 pub use snapshot::Snapshot;

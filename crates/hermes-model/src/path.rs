@@ -116,7 +116,7 @@ pub(crate) fn canonical(path: &str) -> Cow<'_, str> {
 }
 
 /// Decodes escapes of unreserved characters (RFC 3986, 6.2.2.2): the result is an equivalent URI, and may be forwarded.
-pub(crate) fn decode_unreserved(path: &str) -> Cow<'_, str> {
+pub fn decode_unreserved(path: &str) -> Cow<'_, str> {
     respell(path, is_unreserved, false)
 }
 

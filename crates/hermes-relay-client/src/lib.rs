@@ -39,7 +39,8 @@ pub struct ClientOptions {
     pub ca: Option<PathBuf>,
     /// Fields of each request.
     pub headers: HeaderMap,
-    /// The time for a connection, and for the head of a response.
+    /// The time for a connection, for the answer to a subscription, and for that to a refresh. A publication waits for as long as
+    /// the relay does.
     pub patience: Duration,
 }
 

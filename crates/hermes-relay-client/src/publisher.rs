@@ -29,8 +29,8 @@ pub struct PublishOptions {
 /// The relay's answer to a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acceptance {
-    /// The identifier of the publication.
-    pub id: String,
+    /// The identifier of the publication. `None` for one that goes to one subscriber of each group.
+    pub id: Option<String>,
     /// The subscribers of the channel.
     pub subscribers: u64,
     /// The subscribers in whose queue it is.
@@ -69,15 +69,16 @@ impl Publisher<'_> {
         if self.options.is_for_one {
             fields.insert(DELIVER, HeaderValue::from_static("one"));
         }
-        let request = self.client.request(Method::PUT, body, fields);
+        // A proxy may repeat a PUT whose connection broke, since it is idempotent by its definition. It must not repeat a POST.
+        let request = self.client.request(Method::POST, body, fields);
         let response = self.client.exchange(&mut connection, request, StatusCode::NO_CONTENT).await?;
         let headers = response.headers();
         let field = |name| number(headers, name);
         let id = headers.get(EVENT_ID).and_then(|id| id.to_str().ok());
-        let (Some(id), Some(subscribers), Some(delivered)) = (id, field(&SUBSCRIBERS), field(&DELIVERED)) else {
+        let (Some(subscribers), Some(delivered)) = (field(&SUBSCRIBERS), field(&DELIVERED)) else {
             return Err(ClientError::Invalid(format!("{} is no channel of a relay", self.client.url)));
         };
-        let acceptance = Acceptance { id: id.to_owned(), subscribers, delivered };
+        let acceptance = Acceptance { id: id.map(str::to_owned), subscribers, delivered };
         // A response without content leaves the connection free at once.
         drop(response);
         self.connection = connection.sender.ready().await.is_ok().then_some(connection);

@@ -32,7 +32,7 @@ pub struct SubscribeOptions {
     pub after: Option<String>,
     /// The group for publications that go to one of its members.
     pub group: Option<HeaderValue>,
-    /// The longest publication that is accepted, in bytes; 0 means 64 MiB.
+    /// The longest publication that is accepted, in bytes; 0 means 64 MiB. A longer one counts as missed.
     pub max_bytes: usize,
 }
 
@@ -41,15 +41,20 @@ pub struct SubscribeOptions {
 pub enum Event {
     /// A publication.
     Publication {
-        /// Its identifier, to resume after it.
+        /// The position to resume from.
         id: String,
         /// Its `content-*` fields.
         headers: HeaderMap,
         /// Its content.
         body: Bytes,
     },
-    /// Publications that the subscriber does not get. `None`: nobody knows how many.
-    Missed(Option<u64>),
+    /// Publications that the subscriber does not get.
+    Missed {
+        /// The position to resume from.
+        id: String,
+        /// Their number; `None` if nobody knows it.
+        count: Option<u64>,
+    },
 }
 
 /// Subscribes to a channel.
@@ -60,6 +65,7 @@ pub struct Subscriber<'c> {
     waiting: VecDeque<Event>,
     subscription: HeaderValue,
     timeout: Duration,
+    position: String,
     refresh_at: Instant,
     _connection: Connection,
 }
@@ -90,6 +96,7 @@ impl Client {
         let parser = Parser::new(content_type, max_bytes).ok_or_else(no_relay)?;
         let subscription = headers.get(SUBSCRIPTION).cloned().ok_or_else(no_relay)?;
         let timeout = Duration::from_secs(number(headers, &TIMEOUT).ok_or_else(no_relay)?);
+        let position = headers.get(EVENT_ID).and_then(|id| id.to_str().ok()).ok_or_else(no_relay)?.to_owned();
         Ok(Subscriber {
             client: self,
             body: response.into_body(),
@@ -97,6 +104,7 @@ impl Client {
             waiting: VecDeque::new(),
             subscription,
             timeout,
+            position,
             refresh_at: Instant::now() + timeout / 2,
             _connection: connection,
         })
@@ -104,6 +112,11 @@ impl Client {
 }
 
 impl Subscriber<'_> {
+    /// The position at which the subscription began, to resume from if no event has arrived.
+    pub fn position(&self) -> &str {
+        &self.position
+    }
+
     /// Waits for the next event. `None`: the subscription has ended.
     ///
     /// # Errors
@@ -133,7 +146,21 @@ impl Subscriber<'_> {
         }
     }
 
+    /// Refreshes the subscription. If the relay cannot be reached now, it is tried again before the timeout.
     async fn refresh(&mut self) -> Result<(), ClientError> {
+        match self.try_refresh().await {
+            Err(ClientError::Refused { status: StatusCode::NOT_FOUND, .. }) => {
+                Err(ClientError::Broken("the relay has forgotten the subscription".to_owned()))
+            }
+            Err(error) if error.is_transient() => {
+                self.refresh_at = Instant::now() + self.timeout / 8;
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    async fn try_refresh(&mut self) -> Result<(), ClientError> {
         let mut connection = self.client.connect().await?;
         let mut fields = HeaderMap::new();
         fields.insert(SUBSCRIPTION, self.subscription.clone());
@@ -150,10 +177,13 @@ fn event(part: Part) -> Option<Event> {
     if part.is_heartbeat() {
         return None;
     }
-    let Part { mut headers, body } = part;
-    if let Some(missed) = headers.get(MISSED) {
-        return Some(Event::Missed(missed.to_str().ok().and_then(|text| text.parse().ok())));
-    }
+    let Part { mut headers, body, skipped } = part;
     let id = headers.remove(EVENT_ID)?.to_str().ok()?.to_owned();
+    if let Some(missed) = headers.get(MISSED) {
+        return Some(Event::Missed { id, count: missed.to_str().ok().and_then(|text| text.parse().ok()) });
+    }
+    if skipped.is_some() {
+        return Some(Event::Missed { id, count: Some(1) });
+    }
     Some(Event::Publication { id, headers, body })
 }

@@ -11,6 +11,7 @@ mod subscribe;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use hermes_model::decode_unreserved;
 use hermes_model::snapshot::{Relay as RelaySettings, Route};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
@@ -79,9 +80,18 @@ fn refusal(status: StatusCode, reason: String) -> Response<Body> {
 
 /// The value of a field as text, without space around it. `None` if the field is absent.
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Error> {
-    let Some(value) = headers.get(name) else { return Ok(None) };
-    let text = value.to_str().map_err(|_| Error::Malformed(format!("{name} is not text")))?;
-    Ok(Some(text.trim()))
+    let mut lines = lines(headers, name);
+    let first = lines.next().transpose()?;
+    if lines.next().is_some() {
+        return Err(Error::Malformed(format!("{name} must not be repeated")));
+    }
+    Ok(first)
+}
+
+/// The values of a field that may be repeated.
+fn lines<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = Result<&'a str, Error>> {
+    let not_text = move || Error::Malformed(format!("{name} is not text"));
+    headers.get_all(name).iter().map(move |value| value.to_str().map(str::trim).map_err(|_| not_text()))
 }
 
 /// The user of a session, or the client's address without a user. Bounds of clients count for it.
@@ -91,8 +101,14 @@ fn subject(entry: &SessionEntry) -> Arc<str> {
     Arc::from(facts.user.as_ref().map_or_else(address, |user| format!("user/{user}")))
 }
 
-/// The name of the channel of a session at its path, or at another path of the same authority.
+/// The name of the channel of a session at its path, or at another path of the same authority. Spellings of one URI have
+/// one name (RFC 3986, section 6.2): without the default port, and with an escape only where one is needed.
 fn channel(entry: &SessionEntry, path: Option<&str>) -> Arc<str> {
     let facts = &entry.facts;
-    Arc::from(format!("{}{}", facts.authority, path.unwrap_or_else(|| facts.path.path())))
+    let path = decode_unreserved(path.unwrap_or_else(|| facts.path.path()));
+    Arc::from(if facts.authority.has_default_port() {
+        format!("{}{path}", facts.authority.uri_host())
+    } else {
+        format!("{}{path}", facts.authority)
+    })
 }

@@ -59,7 +59,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     };
     match published {
         Ok(receipt) => {
-            count(request, &receipt, audience);
+            count(request, &receipt);
             Ok(answer(receipt))
         }
         Err(error) => Ok(refused(request, &error)),
@@ -70,6 +70,7 @@ fn refused(request: &RelayRequest<'_>, error: &PublishError) -> Response<Body> {
     request.worker.shared.metrics.limit(match error {
         PublishError::TooManyChannels(_) => "relay-channels",
         PublishError::Memory(_) => "relay-memory",
+        PublishError::Closed => return refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
     });
     refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
 }
@@ -93,36 +94,28 @@ async fn read(
     if attempt.size_hint().lower() > most as u64 {
         return Ok(Err(Unread::TooLong));
     }
-    let mut first: Option<Bytes> = None;
-    let mut rest = BytesMut::new();
+    // A publication outlives its connection, so it must not keep a read buffer of the connection.
+    let mut whole = BytesMut::new();
     while let Some(frame) = attempt.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
-        if first.as_ref().map_or(0, Bytes::len) + rest.len() + data.len() > most {
+        if whole.len() + data.len() > most {
             return Ok(Err(Unread::TooLong));
         }
         if let Err(error) = relay.reserve_more(reserved, data.len() as u64) {
             return Ok(Err(Unread::Refused(error)));
         }
-        match &first {
-            // Most publications arrive in one piece, which need not be copied.
-            None => first = Some(data),
-            Some(_) => rest.extend_from_slice(&data),
-        }
+        whole.extend_from_slice(&data);
     }
-    let first = first.unwrap_or_default();
-    if rest.is_empty() {
-        return Ok(Ok(first));
-    }
-    let mut whole = BytesMut::with_capacity(first.len() + rest.len());
-    whole.extend_from_slice(&first);
-    whole.extend_from_slice(&rest);
-    Ok(Ok(whole.freeze()))
+    // Without spare capacity.
+    Ok(Ok(Bytes::from(whole.freeze().to_vec().into_boxed_slice())))
 }
 
 fn content_fields(headers: &HeaderMap) -> HeaderMap {
     let is_content = |name: &HeaderName| name.as_str().starts_with(CONTENT_FIELDS) && *name != CONTENT_LENGTH;
     let fields = headers.iter().filter(|(name, _)| is_content(name));
-    fields.map(|(name, value)| (name.clone(), value.clone())).collect()
+    // A clone of a value would keep the buffer of the whole head.
+    let copied = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).ok();
+    fields.filter_map(|(name, value)| Some((name.clone(), copied(value)?))).collect()
 }
 
 /// Publishes as soon as all queues have room, and reliable publications before this one are in them.
@@ -163,12 +156,10 @@ async fn reliable(
     published
 }
 
-fn count(request: &RelayRequest<'_>, receipt: &Receipt, audience: Audience) {
+fn count(request: &RelayRequest<'_>, receipt: &Receipt) {
     let metrics = &request.worker.shared.metrics;
     metrics.relay_publications.get_or_create(&RouteLabels { route: request.route.name.clone() }).inc();
-    // A publication for one of each group is dropped for nobody else.
-    let dropped = if audience == Audience::All { receipt.subscribers - receipt.delivered } else { 0 };
-    for (result, count) in [("queued", receipt.delivered), ("dropped", dropped)] {
+    for (result, count) in [("queued", receipt.delivered), ("dropped", receipt.dropped)] {
         if count > 0 {
             metrics.relay_deliveries.get_or_create(&ResultLabels { result }).inc_by(count);
         }
@@ -182,8 +173,7 @@ fn answer(receipt: Receipt) -> Response<Body> {
     headers.insert(SUBSCRIBERS, receipt.subscribers.into());
     headers.insert(DELIVERED, receipt.delivered.into());
     // Digits and hyphens.
-    if let Ok(id) = HeaderValue::try_from(receipt.id.to_string()) {
-        headers.insert(EVENT_ID, id);
-    }
+    let id = receipt.id.and_then(|id| HeaderValue::try_from(id.to_string()).ok());
+    headers.extend(id.map(|id| (EVENT_ID, id)));
     response
 }

@@ -1,38 +1,47 @@
 //! The relay of each route, across configuration changes.
 //!
 //! In: snapshots, and routes of requests. Out: the relay of a route. It survives a reload, with new bounds; only a route
-//! that no longer is a relay ends it. Never: a relay that two routes share.
+//! that no longer is a relay ends it. Never: a relay that two routes share, or one of a route that the node no longer has.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hermes_model::snapshot::{Action, Relay as RelaySettings, Snapshot};
-use hermes_relay::{Relay, RelayCounters, RelayLimits};
-use hermes_transport::metrics::Metrics;
+use hermes_relay::{Losses, Relay, RelayCounters, RelayLimits};
+use hermes_transport::metrics::{Metrics, ResultLabels};
 use tokio::time::Instant;
 
 /// The time between two sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The relays of a node, by the name of their route.
+/// The relays of a node.
 pub struct Relays {
-    by_route: Mutex<HashMap<Arc<str>, Arc<Relay>>>,
+    table: Mutex<RelayTable>,
     began: Instant,
     /// Milliseconds since the beginning.
     swept: AtomicU64,
 }
 
+#[derive(Default)]
+struct RelayTable {
+    /// The routes that are relays now.
+    routes: HashSet<Arc<str>>,
+    /// Relays by the name of their route. A relay begins with its first request.
+    by_route: HashMap<Arc<str>, Arc<Relay>>,
+    is_closed: bool,
+}
+
 impl Default for Relays {
     fn default() -> Self {
-        Self { by_route: Mutex::default(), began: Instant::now(), swept: AtomicU64::new(0) }
+        Self { table: Mutex::default(), began: Instant::now(), swept: AtomicU64::new(0) }
     }
 }
 
 impl Relays {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Relay>>> {
-        self.by_route.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, RelayTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The time as relays count it.
@@ -40,10 +49,20 @@ impl Relays {
         self.began.elapsed()
     }
 
-    /// The relay of a route.
+    /// The relay of a route. It is closed if the node no longer serves the route: a worker may still decide by the
+    /// configuration before.
     pub(crate) fn of(&self, route: &Arc<str>, settings: &RelaySettings) -> Arc<Relay> {
-        let mut by_route = self.lock();
-        by_route.entry(route.clone()).or_insert_with(|| Relay::new(limits(settings))).clone()
+        let mut table = self.lock();
+        if let Some(relay) = table.by_route.get(route) {
+            return relay.clone();
+        }
+        let relay = Relay::new(limits(settings));
+        if table.is_closed || !table.routes.contains(route) {
+            relay.close();
+        } else {
+            table.by_route.insert(route.clone(), relay.clone());
+        }
+        relay
     }
 
     /// Gives relays the bounds of a new configuration, and ends those of routes that are none any more.
@@ -56,7 +75,9 @@ impl Relays {
                 _ => None,
             })
             .collect();
-        self.lock().retain(|name, relay| match wanted.get(name) {
+        let mut table = self.lock();
+        table.routes = wanted.keys().map(|name| (*name).clone()).collect();
+        table.by_route.retain(|name, relay| match wanted.get(name) {
             Some(settings) => {
                 relay.set_limits(&limits(settings));
                 true
@@ -70,7 +91,9 @@ impl Relays {
 
     /// Ends all subscriptions, so that their clients subscribe again to the process that takes over.
     pub fn close(&self) {
-        self.lock().values().for_each(|relay| relay.close());
+        let mut table = self.lock();
+        table.is_closed = true;
+        table.by_route.values().for_each(|relay| relay.close());
     }
 
     /// Forgets channels that nobody uses, and reports the numbers of all relays, at most once a second.
@@ -81,17 +104,22 @@ impl Relays {
             return;
         }
         self.swept.store(milliseconds, Ordering::Relaxed);
-        let relays: Vec<Arc<Relay>> = self.lock().values().cloned().collect();
-        let (mut all, mut stalled) = (RelayCounters::default(), 0);
+        let relays: Vec<Arc<Relay>> = self.lock().by_route.values().cloned().collect();
+        let (mut all, mut losses) = (RelayCounters::default(), Losses::default());
         for relay in relays {
-            stalled += relay.sweep(now);
+            let of_relay = relay.sweep(now);
+            losses.stalled += of_relay.stalled;
+            losses.jobs += of_relay.jobs;
             let counters = relay.counters();
             all.channels += counters.channels;
             all.subscriptions += counters.subscriptions;
             all.memory += counters.memory;
         }
-        if stalled > 0 {
-            metrics.limit_by("relay-stalled", stalled);
+        if losses.stalled > 0 {
+            metrics.limit_by("relay-stalled", losses.stalled);
+        }
+        if losses.jobs > 0 {
+            metrics.relay_deliveries.get_or_create(&ResultLabels { result: "dropped" }).inc_by(losses.jobs);
         }
         let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         metrics.relay_channels.set(number(all.channels));

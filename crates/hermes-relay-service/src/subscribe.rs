@@ -6,14 +6,15 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::PathAndQuery;
-use hermes_relay::framing::Framing;
+use hermes_model::snapshot::Snapshot;
+use hermes_relay::framing::{EVENT_ID, Framing};
 use hermes_relay::{Delivery, End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
@@ -26,7 +27,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::{
     BRAID_SUBSCRIBE, CHANNELS, GROUP, INCREMENTAL, LAST_EVENT_ID, MAX_TIMEOUT, RelayRequest, SUBSCRIBE, SUBSCRIPTION,
-    TIMEOUT, channel, refusal, subject, text,
+    TIMEOUT, channel, lines, refusal, subject, text,
 };
 
 /// Bytes of publications after which a frame of the body is full.
@@ -60,8 +61,8 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
     };
     let channels = channels(request)?;
     let after = match text(headers, &LAST_EVENT_ID)?.or(query.last_event_id) {
-        Some(position) => read_position(position, channels.len())?,
-        None => vec![None; channels.len()],
+        Some(position) => read_position(position, channels.names.len())?,
+        None => vec![None; channels.names.len()],
     };
     let group = text(headers, &GROUP)?.map(Arc::<str>::from);
     if group.as_ref().is_some_and(|group| group.is_empty() || group.len() > MAX_GROUP) {
@@ -72,13 +73,13 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
     let wanted = SubscribeRequest {
         id: SubscriptionId(rand::random()),
         subject: subject(request.entry),
-        channels: channels.into_iter().zip(after.iter().copied()).collect(),
+        channels: channels.names.into_iter().zip(after).collect(),
         group,
         timeout,
         epoch: rand::random(),
     };
     match relay.subscribe(wanted, request.relays.now()) {
-        Ok(subscription) => Ok(stream(request, subscription, framing, after, timeout)),
+        Ok(subscription) => Ok(stream(request, subscription, framing, channels.others, timeout)),
         Err(error) => Ok(refused(request, &error)),
     }
 }
@@ -129,6 +130,7 @@ fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Response<Body>
     let status = match error {
         SubscribeError::TimeoutTooLong(_) => StatusCode::BAD_REQUEST,
         SubscribeError::Unknown => StatusCode::NOT_FOUND,
+        SubscribeError::Closed => StatusCode::SERVICE_UNAVAILABLE,
         SubscribeError::TooManyOfSubject(_) => {
             metrics.limit("relay-subscriptions-per-client");
             StatusCode::TOO_MANY_REQUESTS
@@ -149,40 +151,53 @@ fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Response<Body>
     response
 }
 
+/// The channels of a subscription.
+struct Channels {
+    names: Vec<Arc<str>>,
+    /// The paths of all but that of the URI, to decide about them again.
+    others: Vec<PathAndQuery>,
+}
+
 /// The channels of a subscription: that of the URI, and others of the same authority that the same route serves.
-fn channels(request: &RelayRequest<'_>) -> Result<Vec<Arc<str>>, Error> {
+fn channels(request: &RelayRequest<'_>) -> Result<Channels, Error> {
     let facts = &request.entry.facts;
-    let mut all = vec![channel(request.entry, None)];
-    for path in text(&facts.headers, &CHANNELS)?.unwrap_or_default().split(',').map(str::trim) {
-        if path.is_empty() {
-            continue;
-        }
+    let mut all = Channels { names: vec![channel(request.entry, None)], others: Vec::new() };
+    let lists: Vec<&str> = lines(&facts.headers, &CHANNELS).collect::<Result<_, _>>()?;
+    for path in lists.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|path| !path.is_empty()) {
         let malformed = || Error::Malformed(format!("{CHANNELS} must be paths such as /a, /b, not {path:?}"));
         let parsed: PathAndQuery = path.parse().map_err(|_| malformed())?;
-        if !path.starts_with('/') || parsed.query().is_some() {
+        // A fragment is no part of what a server is asked for.
+        if !path.starts_with('/') || path.contains('#') || parsed.query().is_some() {
             return Err(malformed());
         }
         let name = channel(request.entry, Some(path));
-        if all.contains(&name) {
+        if all.names.contains(&name) {
             continue;
         }
-        if all.len() >= MAX_CHANNELS {
+        if all.names.len() >= MAX_CHANNELS {
             return Err(Error::Malformed(format!("a subscription has at most {MAX_CHANNELS} channels")));
         }
-        all.push(name);
-        let mut facts = (**facts).clone();
-        facts.path = parsed;
-        // A subscription to several channels must not bypass the routes for each of them.
-        match decide(&facts, &request.worker.snapshot()) {
-            Decision::Act(route) if route.name == request.route.name => {}
-            _ => {
-                let reason = format!("{path} is no channel of route {} for this client", request.route.name);
-                let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
-                return Err(Error::Denied { status, reason, label });
-            }
+        if !leads_to(&request.route.name, request.entry, &parsed, &request.worker.snapshot()) {
+            let reason = format!("{path} is no channel of route {} for this client", request.route.name);
+            let (status, label) = (StatusCode::FORBIDDEN, "http_request_denied");
+            return Err(Error::Denied { status, reason, label });
         }
+        all.names.push(name);
+        all.others.push(parsed);
     }
     Ok(all)
+}
+
+/// Whether the request would have this route at another path. A subscription to several channels must not bypass the
+/// routes for each of them.
+fn leads_to(route: &Arc<str>, entry: &SessionEntry, path: &PathAndQuery, snapshot: &Snapshot) -> bool {
+    let mut facts = (*entry.facts).clone();
+    facts.path = path.clone();
+    matches!(decide(&facts, snapshot), Decision::Act(other) if other.name == *route)
+}
+
+fn position_text(position: &[EventId]) -> String {
+    position.iter().map(EventId::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Reads a position: the latest publication of each channel, or `-` for a channel without one.
@@ -201,7 +216,7 @@ fn stream(
     request: &RelayRequest<'_>,
     subscription: Subscription,
     framing: Framing,
-    position: Vec<Option<EventId>>,
+    others: Vec<PathAndQuery>,
     timeout: Duration,
 ) -> Response<Body> {
     // Heartbeats keep the connection open, so no timeout of the route applies.
@@ -209,9 +224,14 @@ fn stream(
     let content_type = framing.content_type();
     let id = subscription.id().to_string();
     let heartbeat = request.settings.heartbeat;
+    let position: Vec<EventId> = subscription.channels().map(|(_, start)| start).collect();
+    let start = position_text(&position);
     let mut response = Response::new(Body::boxed(SubscriptionBody {
-        start: Some(framing.begin()),
-        names_channel: subscription.channels().count() > 1,
+        start: Some(framing.begin(&start)),
+        names_channel: !others.is_empty(),
+        route: request.route.name.clone(),
+        others,
+        decided_by: Arc::downgrade(&request.worker.snapshot()),
         subscription,
         framing,
         position,
@@ -227,9 +247,9 @@ fn stream(
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(INCREMENTAL, HeaderValue::from_static("?1"));
     headers.insert(TIMEOUT, timeout.as_secs().into());
-    // Hexadecimal digits.
-    if let Ok(id) = HeaderValue::try_from(id) {
-        headers.insert(SUBSCRIPTION, id);
+    // Hexadecimal digits, hyphens and commas.
+    for (name, value) in [(SUBSCRIPTION, id), (EVENT_ID, start)] {
+        headers.extend(HeaderValue::try_from(value).ok().map(|value| (name, value)));
     }
     response
 }
@@ -253,8 +273,13 @@ struct SubscriptionBody {
     subscription: Subscription,
     framing: Framing,
     names_channel: bool,
-    /// The latest publication of each channel that was written.
-    position: Vec<Option<EventId>>,
+    /// The latest publication of each channel that was written, or that the subscriber knows it lacks.
+    position: Vec<EventId>,
+    route: Arc<str>,
+    /// The paths of all channels but the first, about which each new configuration decides again.
+    others: Vec<PathAndQuery>,
+    /// The configuration that has decided about them. It must not stay in memory after a reload.
+    decided_by: Weak<Snapshot>,
     heartbeat: Duration,
     /// The next heartbeat, or the end of the subscription.
     timer: Pin<Box<Sleep>>,
@@ -267,18 +292,26 @@ struct SubscriptionBody {
 impl SubscriptionBody {
     /// Writes a delivery.
     fn write(&mut self, out: &mut Vec<u8>, delivery: &Delivery) {
-        if let Delivery::Publication(publication) = delivery
-            && let Some(at) = self.subscription.channels().position(|name| *name == publication.channel)
+        let (channel, id) = match delivery {
+            Delivery::Publication(publication) => (&publication.channel, publication.id),
+            Delivery::Gap { channel, until, .. } => (channel, Some(*until)),
+        };
+        if let Some(at) = self.subscription.channels().position(|(name, _)| name == channel)
+            && let Some(id) = id
         {
-            self.position[at] = Some(publication.id);
+            self.position[at] = id;
         }
-        let position = if self.position.iter().all(Option::is_none) { String::new() } else { self.position() };
-        self.framing.write(out, delivery, &position, self.names_channel);
+        self.framing.write(out, delivery, &position_text(&self.position), self.names_channel);
     }
 
-    fn position(&self) -> String {
-        let one = |id: &Option<EventId>| id.map_or_else(|| "-".to_owned(), |id| id.to_string());
-        self.position.iter().map(one).collect::<Vec<_>>().join(",")
+    /// Whether the client may still read all channels. The session's own decision is about the first one.
+    fn is_allowed(&mut self) -> bool {
+        let snapshot = self.worker.snapshot();
+        if self.others.is_empty() || self.decided_by.as_ptr() == Arc::as_ptr(&snapshot) {
+            return true;
+        }
+        self.decided_by = Arc::downgrade(&snapshot);
+        self.others.iter().all(|path| leads_to(&self.route, &self.entry, path, &snapshot))
     }
 
     fn end(&mut self, end: End) -> Option<Result<Frame<Bytes>, Error>> {
@@ -299,6 +332,11 @@ impl BoxedBody for SubscriptionBody {
         }
         if let Some(start) = self.start.take().filter(|start| !start.is_empty()) {
             return Poll::Ready(Some(Ok(Frame::data(start))));
+        }
+        if !self.is_allowed() {
+            self.has_ended = true;
+            let reason = "a channel of the subscription is no longer one of its route for this client";
+            return Poll::Ready(Some(Err(Error::Reconfigured(reason.to_owned()))));
         }
         let mut out = Vec::new();
         loop {

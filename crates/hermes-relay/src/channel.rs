@@ -1,8 +1,9 @@
 //! A channel: the subscribers of a URI, and its latest publications.
 //!
 //! In: publications, subscribers that join and leave. Out: each publication in the queues of its audience, in the same
-//! order for all subscribers. Never: a publication in the queue of one subscriber that another one of a reliable channel
-//! does not get.
+//! order for all subscribers. A publication for one member of a group is a job: it has no place in this order, no history
+//! keeps it, and it goes to another member if its taker goes. Never: a publication in the queue of one subscriber that
+//! another one of a reliable channel does not get.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -15,7 +16,7 @@ use tokio::sync::Semaphore;
 use crate::EventId;
 use crate::limits::RelayLimits;
 use crate::publication::{NewPublication, Publication};
-use crate::queue::{Delivery, End, Offered, Queued, Room, SubscriberQueue};
+use crate::queue::{Delivery, End, Offered, Room, SubscriberQueue};
 
 /// The subscribers that get a publication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,12 +31,14 @@ pub enum Audience {
 /// The outcome of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt {
-    /// The identifier that the channel gave to it.
-    pub id: EventId,
+    /// The identifier that the channel gave to it. `None` for a publication for one of each group.
+    pub id: Option<EventId>,
     /// The subscribers of the channel.
     pub subscribers: u64,
     /// The subscribers in whose queues it is.
     pub delivered: u64,
+    /// The subscribers, or for one of each group the groups, that do not get it because of full queues.
+    pub dropped: u64,
 }
 
 /// The progress of a publication.
@@ -69,10 +72,21 @@ struct ChannelState {
     history_bytes: u64,
     /// The member of each group that got the latest publication for one.
     turns: HashMap<Option<Arc<str>>, u64>,
-    /// Subscriptions that ended because they stalled, and are not counted yet.
-    stalled: u64,
+    /// Jobs whose group has no member left. They wait for one.
+    orphans: VecDeque<(Option<Arc<str>>, Arc<Publication>)>,
+    /// What happened since the last sweep.
+    losses: Losses,
     /// The time at which a subscriber joined or a publication arrived the last time.
     used: Duration,
+}
+
+/// What a channel lost, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Subscriptions that ended because their client read nothing.
+    pub stalled: u64,
+    /// Jobs that no member of their group took.
+    pub jobs: u64,
 }
 
 #[derive(Debug)]
@@ -91,7 +105,8 @@ impl Channel {
             history: VecDeque::new(),
             history_bytes: 0,
             turns: HashMap::new(),
-            stalled: 0,
+            orphans: VecDeque::new(),
+            losses: Losses::default(),
             used: now,
         };
         Self { name, turn: Arc::new(Semaphore::new(1)), state: Mutex::new(state) }
@@ -101,52 +116,64 @@ impl Channel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of subscriptions that ended because they stalled, since the last call.
-    pub(crate) fn take_stalled(&self) -> u64 {
-        std::mem::take(&mut self.lock().stalled)
+    /// What was lost since the last call.
+    pub(crate) fn take_losses(&self) -> Losses {
+        std::mem::take(&mut self.lock().losses)
     }
 
-    /// Adds a subscriber. After `after`, it gets what the history has first, and learns of what it lacks.
+    /// Adds a subscriber, and returns its number and its position. After `after`, it gets what the history has first, and
+    /// learns of what it lacks.
     pub(crate) fn join(
         &self,
         queue: &Arc<SubscriberQueue>,
         group: Option<Arc<str>>,
         after: Option<EventId>,
         now: Duration,
-    ) -> u64 {
+    ) -> (u64, EventId) {
         let mut state = self.lock();
         if let Some(after) = after {
             let missed = state.missed(after);
             if missed != Some(0) {
-                let delivery = Delivery::Gap { channel: self.name.clone(), missed };
-                queue.push(Queued { delivery, is_for_one: false });
+                let (channel, until) = (self.name.clone(), state.before_history());
+                queue.push(Delivery::Gap { channel, missed, until }, now);
             }
-            for publication in
-                state.history.iter().filter(|earlier| earlier.id > after || earlier.id.epoch != after.epoch)
-            {
-                queue.push(Queued { delivery: Delivery::Publication(publication.clone()), is_for_one: false });
+            let is_later = |id: EventId| id > after || id.epoch != after.epoch;
+            for publication in state.history.iter().filter(|earlier| earlier.id.is_some_and(is_later)) {
+                queue.push(Delivery::Publication(publication.clone()), now);
             }
+        }
+        let ours = |job: &(Option<Arc<str>>, Arc<Publication>)| job.0 == group;
+        let (taken, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut state.orphans).into_iter().partition(ours);
+        state.orphans = rest;
+        for (_, job) in taken {
+            queue.push(Delivery::Publication(job), now);
         }
         let number = state.next_member;
         state.next_member += 1;
         state.members.insert(number, Member { queue: queue.clone(), group });
         state.used = now;
-        number
+        (number, after.unwrap_or_else(|| state.latest_id()))
     }
 
-    /// Removes a subscriber. Publications that it alone of its group has go to another member.
-    pub(crate) fn leave(&self, number: u64, untaken: &[Arc<Publication>]) {
+    /// Removes a subscriber. Jobs that it did not take go to another member of its group.
+    pub(crate) fn leave(&self, number: u64, untaken: &[Arc<Publication>], limits: &RelayLimits, now: Duration) {
         let mut state = self.lock();
         let Some(member) = state.members.remove(&number) else { return };
-        for publication in untaken.iter().filter(|publication| publication.channel == self.name) {
-            let others = state.members.values().filter(|other| other.group == member.group);
-            if let Some(other) = others.max_by_key(|other| other.queue.room(publication.bytes(), Duration::ZERO)) {
-                other.queue.push(Queued { delivery: Delivery::Publication(publication.clone()), is_for_one: true });
-            }
-        }
+        state.hand_on(&member.group, self.of_this_channel(untaken), limits, now);
         if !state.members.values().any(|other| other.group == member.group) {
             state.turns.remove(&member.group);
         }
+    }
+
+    /// Hands the jobs of a member whose subscription was ended to other members.
+    pub(crate) fn hand_on(&self, number: u64, untaken: &[Arc<Publication>], limits: &RelayLimits, now: Duration) {
+        let mut state = self.lock();
+        let Some(group) = state.members.get(&number).map(|member| member.group.clone()) else { return };
+        state.hand_on(&group, self.of_this_channel(untaken), limits, now);
+    }
+
+    fn of_this_channel(&self, publications: &[Arc<Publication>]) -> Vec<Arc<Publication>> {
+        publications.iter().filter(|publication| publication.channel == self.name).cloned().collect()
     }
 
     /// Queues a publication wherever there is room.
@@ -159,27 +186,34 @@ impl Channel {
         now: Duration,
     ) -> Receipt {
         let mut state = self.lock();
-        let publication = state.next_publication(&self.name, content, memory, now);
-        let mut receipt = Receipt { id: publication.id, subscribers: 0, delivered: 0 };
+        state.used = now;
         match audience {
             Audience::All => {
+                let id = state.next_id();
+                let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, memory));
+                let mut receipt = Receipt { id: Some(id), subscribers: 0, delivered: 0, dropped: 0 };
                 for member in state.members.values() {
-                    let offered = member.queue.offer(&publication, now);
-                    receipt.subscribers += u64::from(offered != Offered::Ended);
-                    receipt.delivered += u64::from(offered == Offered::Queued);
+                    match member.queue.offer(&publication, id, now) {
+                        Offered::Queued => receipt.delivered += 1,
+                        Offered::Dropped => receipt.dropped += 1,
+                        Offered::Ended => {}
+                    }
                 }
+                receipt.subscribers = receipt.delivered + receipt.dropped;
+                state.remember(publication, limits);
+                receipt
             }
             Audience::OneOfEachGroup => {
-                let room = state.room(publication.bytes(), now);
-                receipt.subscribers = room.len() as u64;
-                for number in state.takers(&room).0 {
-                    receipt.delivered += 1;
-                    state.give(number, &publication, true);
+                let job = Arc::new(Publication::new(self.name.clone(), None, content, memory));
+                let room = state.room(job.bytes(), now);
+                let Takers { takers, full_groups, .. } = state.takers(&room);
+                for number in &takers {
+                    state.give(*number, &job, limits, now);
                 }
+                let (subscribers, delivered) = (room.len() as u64, takers.len() as u64);
+                Receipt { id: None, subscribers, delivered, dropped: full_groups }
             }
         }
-        state.remember(publication, limits);
-        receipt
     }
 
     /// Queues a publication if all queues of its audience have room. Otherwise, `publisher` is woken when that may be so.
@@ -193,46 +227,57 @@ impl Channel {
         now: Duration,
     ) -> PublishProgress {
         let mut state = self.lock();
+        state.used = now;
         let bytes = crate::publication::cost(content);
-        let mut stalled = 0;
         let (targets, subscribers) = loop {
             let room = state.room(bytes, now);
-            let (targets, full): (Vec<u64>, Vec<u64>) = match audience {
+            let (targets, full) = match audience {
                 Audience::All => {
                     let full = room.iter().filter(|(_, free)| **free == 0).map(|(number, _)| *number).collect();
                     (room.keys().copied().collect(), full)
                 }
-                Audience::OneOfEachGroup => state.takers(&room),
+                Audience::OneOfEachGroup => {
+                    let takers = state.takers(&room);
+                    (takers.takers, takers.full)
+                }
             };
             if full.is_empty() {
-                break (targets, room.len());
+                break (targets, room.len() as u64);
             }
-            // All full queues begin to block at once, so that stalls do not add up.
-            let mut wake_at: Option<Duration> = None;
-            let mut has_changed = false;
-            for member in full.iter().filter_map(|number| state.members.get(number)) {
-                match member.queue.wait_for_room(bytes, publisher, now, limits.stall) {
-                    Ok(until) => wake_at = Some(wake_at.map_or(until, |earlier| earlier.min(until))),
-                    Err(Room::Changed) => has_changed = true,
-                    Err(Room::Stalled) => {
-                        has_changed = true;
-                        stalled += 1;
-                    }
-                }
-            }
-            if let (Some(until), false) = (wake_at, has_changed) {
+            if let Some(until) = state.wait_for(&full, bytes, publisher, limits, now) {
                 return PublishProgress::Waiting { until };
             }
         };
-        state.stalled += stalled;
-        let publication = state.next_publication(&self.name, content.clone(), memory, now);
-        let mut receipt = Receipt { id: publication.id, subscribers: subscribers as u64, delivered: 0 };
-        for number in targets {
-            receipt.delivered += 1;
-            state.give(number, &publication, audience == Audience::OneOfEachGroup);
+        let mut receipt = Receipt { id: None, subscribers, delivered: targets.len() as u64, dropped: 0 };
+        match audience {
+            Audience::All => {
+                let id = state.next_id();
+                let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content.clone(), memory));
+                receipt.id = Some(id);
+                for member in targets.iter().filter_map(|number| state.members.get(number)) {
+                    member.queue.push(Delivery::Publication(publication.clone()), now);
+                }
+                state.remember(publication, limits);
+            }
+            Audience::OneOfEachGroup => {
+                let job = Arc::new(Publication::new(self.name.clone(), None, content.clone(), memory));
+                targets.iter().for_each(|number| state.give(*number, &job, limits, now));
+            }
         }
-        state.remember(publication, limits);
         PublishProgress::Done(receipt)
+    }
+
+    /// Whether the history still has the publication with this sequence number.
+    pub(crate) fn remembers(&self, sequence: u64) -> bool {
+        self.lock().history.front().and_then(|oldest| oldest.id).is_some_and(|oldest| oldest.sequence <= sequence)
+    }
+
+    /// Removes the publications up to this sequence number from the history.
+    pub(crate) fn forget(&self, sequence: u64) {
+        let mut state = self.lock();
+        while state.history.front().and_then(|oldest| oldest.id).is_some_and(|oldest| oldest.sequence <= sequence) {
+            state.forget_oldest();
+        }
     }
 
     /// Ends the subscriptions of all members.
@@ -240,31 +285,47 @@ impl Channel {
         self.lock().members.values().for_each(|member| member.queue.end(End::Closed));
     }
 
-    /// Whether nobody would miss the channel: it has no subscriber, and its history is older than `age`.
+    /// Whether nobody would miss the channel: it has no subscriber, and what it keeps is older than `age`.
     pub(crate) fn is_unused(&self, now: Duration, age: Duration) -> bool {
         let state = self.lock();
-        state.members.is_empty() && (state.history.is_empty() || now.saturating_sub(state.used) >= age)
+        let is_empty = state.history.is_empty() && state.orphans.is_empty();
+        state.members.is_empty() && (is_empty || now.saturating_sub(state.used) >= age)
     }
 
-    /// The time of the latest use, if the channel has no subscriber.
+    /// The time of the latest use, if the channel has neither a subscriber nor a job.
     pub(crate) fn idle_since(&self) -> Option<Duration> {
         let state = self.lock();
-        state.members.is_empty().then_some(state.used)
+        (state.members.is_empty() && state.orphans.is_empty()).then_some(state.used)
+    }
+
+    /// Drops the jobs that nobody took, and returns their number. The channel is forgotten after that.
+    pub(crate) fn drop_orphans(&self) -> u64 {
+        std::mem::take(&mut self.lock().orphans).len() as u64
     }
 }
 
+/// The members of groups that get a job.
+struct Takers {
+    /// One member of each group with room.
+    takers: Vec<u64>,
+    /// All members of the groups that have no room.
+    full: Vec<u64>,
+    full_groups: u64,
+}
+
 impl ChannelState {
-    fn next_publication(
-        &mut self,
-        name: &Arc<str>,
-        content: NewPublication,
-        memory: &Arc<AtomicU64>,
-        now: Duration,
-    ) -> Arc<Publication> {
+    fn latest_id(&self) -> EventId {
+        EventId { epoch: self.epoch, sequence: self.latest }
+    }
+
+    fn next_id(&mut self) -> EventId {
         self.latest += 1;
-        self.used = now;
-        let id = EventId { epoch: self.epoch, sequence: self.latest };
-        Arc::new(Publication::new(name.clone(), id, content, memory))
+        self.latest_id()
+    }
+
+    /// The position before the oldest publication of the history.
+    fn before_history(&self) -> EventId {
+        EventId { epoch: self.epoch, sequence: self.latest - self.history.len() as u64 }
     }
 
     /// Adds a publication to the history, and removes what is too much.
@@ -272,7 +333,12 @@ impl ChannelState {
         self.history_bytes += publication.bytes();
         self.history.push_back(publication);
         while self.history.len() > limits.history || self.history_bytes > limits.history_bytes {
-            let Some(oldest) = self.history.pop_front() else { break };
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(oldest) = self.history.pop_front() {
             self.history_bytes -= oldest.bytes();
         }
     }
@@ -282,8 +348,35 @@ impl ChannelState {
         if after.epoch != self.epoch || after.sequence > self.latest {
             return None;
         }
-        let oldest = self.history.front().map_or(self.latest + 1, |oldest| oldest.id.sequence);
-        Some(oldest.saturating_sub(after.sequence + 1))
+        Some(self.before_history().sequence.saturating_sub(after.sequence))
+    }
+
+    /// Waits for members without room. `None`: something has changed, and it is time to look again.
+    fn wait_for(
+        &mut self,
+        full: &[u64],
+        bytes: u64,
+        publisher: &Waker,
+        limits: &RelayLimits,
+        now: Duration,
+    ) -> Option<Duration> {
+        // All full queues begin to block at once, so that stalls do not add up.
+        let mut wake_at: Option<Duration> = None;
+        let mut has_changed = false;
+        let mut stalled = Vec::new();
+        for member in full.iter().filter_map(|number| self.members.get(number)) {
+            match member.queue.wait_for_room(bytes, publisher, now, limits.stall) {
+                Ok(until) => wake_at = Some(wake_at.map_or(until, |earlier| earlier.min(until))),
+                Err(Room::Changed) => has_changed = true,
+                Err(Room::Stalled(jobs)) => stalled.push((member.group.clone(), jobs)),
+            }
+        }
+        has_changed |= !stalled.is_empty();
+        self.losses.stalled += stalled.len() as u64;
+        for (group, jobs) in stalled {
+            self.hand_on(&group, jobs, limits, now);
+        }
+        wake_at.filter(|_| !has_changed)
     }
 
     /// The members whose subscription has not ended, with the number of publications that fit in their queue.
@@ -293,30 +386,58 @@ impl ChannelState {
     }
 
     /// The next member with room of each group, in turn; and the members of groups that are all full.
-    fn takers(&self, room: &BTreeMap<u64, usize>) -> (Vec<u64>, Vec<u64>) {
+    fn takers(&self, room: &BTreeMap<u64, usize>) -> Takers {
         let mut groups: BTreeMap<&Option<Arc<str>>, Vec<(u64, usize)>> = BTreeMap::new();
         for (number, free) in room {
             if let Some(member) = self.members.get(number) {
                 groups.entry(&member.group).or_default().push((*number, *free));
             }
         }
-        let (mut takers, mut full) = (Vec::new(), Vec::new());
+        let mut all = Takers { takers: Vec::new(), full: Vec::new(), full_groups: 0 };
         for (group, members) in groups {
             let last = self.turns.get(group).copied();
             let in_turn = |(number, free): &&(u64, usize)| *free > 0 && last.is_none_or(|last| *number > last);
             match members.iter().find(in_turn).or_else(|| members.iter().find(|(_, free)| *free > 0)) {
-                Some((number, _)) => takers.push(*number),
-                None => full.extend(members.iter().map(|(number, _)| *number)),
+                Some((number, _)) => all.takers.push(*number),
+                None => {
+                    all.full.extend(members.iter().map(|(number, _)| *number));
+                    all.full_groups += 1;
+                }
             }
         }
-        (takers, full)
+        all
     }
 
-    fn give(&mut self, number: u64, publication: &Arc<Publication>, is_for_one: bool) {
+    /// Gives a job to a member, or to another one of its group if the member's subscription has ended meanwhile.
+    fn give(&mut self, number: u64, job: &Arc<Publication>, limits: &RelayLimits, now: Duration) {
         let Some(member) = self.members.get(&number) else { return };
-        member.queue.push(Queued { delivery: Delivery::Publication(publication.clone()), is_for_one });
-        if is_for_one {
-            self.turns.insert(member.group.clone(), number);
+        let group = member.group.clone();
+        if member.queue.push(Delivery::Publication(job.clone()), now) {
+            self.turns.insert(group, number);
+        } else {
+            self.hand_on(&group, vec![job.clone()], limits, now);
+        }
+    }
+
+    /// Gives jobs to members of a group, even to full ones; without a member they wait for one.
+    fn hand_on(&mut self, group: &Option<Arc<str>>, jobs: Vec<Arc<Publication>>, limits: &RelayLimits, now: Duration) {
+        let bytes = jobs.first().map_or(0, |job| job.bytes());
+        let mut members: Vec<(usize, &Member)> = self
+            .members
+            .values()
+            .filter(|member| member.group == *group)
+            .filter_map(|member| Some((member.queue.room(bytes, now)?, member)))
+            .collect();
+        members.sort_by_key(|(free, _)| std::cmp::Reverse(*free));
+        for (at, job) in jobs.into_iter().enumerate() {
+            let in_turn = members.iter().cycle().skip(at % members.len().max(1)).take(members.len());
+            let mut takers = in_turn.filter(|(_, member)| member.queue.push(Delivery::Publication(job.clone()), now));
+            if takers.next().is_some() {
+            } else if self.orphans.len() < limits.queue.max(1) {
+                self.orphans.push_back((group.clone(), job));
+            } else {
+                self.losses.jobs += 1;
+            }
         }
     }
 }

@@ -75,10 +75,11 @@ impl Framing {
         }
     }
 
-    /// The bytes before the first delivery. They tell the client at once that the subscription stands.
-    pub fn begin(&self) -> Bytes {
+    /// The bytes before the first delivery. They tell the client at once that the subscription stands, and an EventSource
+    /// from where to resume.
+    pub fn begin(&self, position: &str) -> Bytes {
         match self {
-            Self::EventStream => event_stream::HEARTBEAT,
+            Self::EventStream => event_stream::begin(position),
             Self::JsonLines => Bytes::new(),
             Self::Multipart { boundary } => multipart::begin(boundary),
         }

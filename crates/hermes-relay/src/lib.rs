@@ -10,12 +10,13 @@
 mod channel;
 pub mod event_id;
 pub mod framing;
+mod history_log;
 mod limits;
 mod publication;
 mod queue;
 mod relay;
 
-pub use channel::{Audience, PublishProgress, Receipt};
+pub use channel::{Audience, Losses, PublishProgress, Receipt};
 pub use event_id::EventId;
 pub use limits::RelayLimits;
 pub use publication::{NewPublication, Publication, Reserved};

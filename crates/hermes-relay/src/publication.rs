@@ -28,15 +28,21 @@ pub struct NewPublication {
 pub struct Publication {
     /// The name of its channel.
     pub channel: Arc<str>,
-    /// Its place in the channel.
-    pub id: EventId,
+    /// Its place in the channel. `None` for a publication for one subscriber of each group: it has no place in the order that
+    /// all subscribers share, and no history keeps it.
+    pub id: Option<EventId>,
     /// Its fields and bytes.
     pub content: NewPublication,
     memory: Arc<AtomicU64>,
 }
 
 impl Publication {
-    pub(crate) fn new(channel: Arc<str>, id: EventId, content: NewPublication, memory: &Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(
+        channel: Arc<str>,
+        id: Option<EventId>,
+        content: NewPublication,
+        memory: &Arc<AtomicU64>,
+    ) -> Self {
         memory.fetch_add(cost(&content), Ordering::Relaxed);
         Self { channel, id, content, memory: memory.clone() }
     }

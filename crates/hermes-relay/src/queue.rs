@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::Publication;
+use crate::{EventId, Publication};
 
 /// The next thing for a subscriber.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub enum Delivery {
         channel: Arc<str>,
         /// Their number; `None` if nobody knows it.
         missed: Option<u64>,
+        /// The position after the gap.
+        until: EventId,
     },
 }
 
@@ -31,8 +33,8 @@ pub enum End {
     /// The timeout has passed without a refresh.
     #[error("the subscription expired")]
     Expired,
-    /// It read nothing while a reliable publication waited for it.
-    #[error("the subscriber read nothing while a reliable publication waited")]
+    /// It read nothing while a reliable publication waited for it, or while the relay had no memory left.
+    #[error("the subscriber read nothing while others waited for it")]
     Stalled,
     /// The relay does not serve the channel any longer.
     #[error("the relay no longer serves the channel")]
@@ -56,8 +58,8 @@ pub(crate) struct SubscriberQueue {
 struct QueueState {
     waiting: VecDeque<Queued>,
     bytes: u64,
-    /// Publications that were dropped since the last one that was queued, by channel.
-    dropped: Vec<(Arc<str>, u64)>,
+    /// Publications that were dropped since the last one that was queued.
+    dropped: Vec<Dropped>,
     /// The time at which a reliable publication first found no room, since the last delivery was taken.
     blocking_since: Option<Duration>,
     deadline: Duration,
@@ -66,13 +68,21 @@ struct QueueState {
     publishers: Vec<Waker>,
 }
 
+/// Publications of a channel for which a queue had no room.
+#[derive(Debug)]
+struct Dropped {
+    channel: Arc<str>,
+    count: u64,
+    latest: EventId,
+}
+
 /// The reason why a publisher need not wait for a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Room {
     /// There is room, or the subscription has ended.
     Changed,
-    /// The subscription has ended now, because its client took nothing for too long.
-    Stalled,
+    /// The subscription has ended now, because its client took nothing for too long. These publications were for it alone.
+    Stalled(Vec<Arc<Publication>>),
 }
 
 /// The outcome of an offer.
@@ -88,8 +98,8 @@ pub(crate) enum Offered {
 #[derive(Debug)]
 pub(crate) struct Queued {
     pub(crate) delivery: Delivery,
-    /// Only this subscriber of its group has the publication.
-    pub(crate) is_for_one: bool,
+    /// The time at which it was queued.
+    pub(crate) at: Duration,
 }
 
 impl SubscriberQueue {
@@ -111,33 +121,34 @@ impl SubscriberQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a delivery without regard to the limits.
-    pub(crate) fn push(&self, queued: Queued) {
+    /// Queues a delivery without regard to the limits. Returns false if the subscription has ended.
+    pub(crate) fn push(&self, delivery: Delivery, at: Duration) -> bool {
         let reader = {
             let mut state = self.lock();
-            if state.end.is_some() {
-                return;
+            if state.is_over(at) {
+                return false;
             }
-            state.report_dropped();
-            state.push(queued);
+            state.report_dropped(at);
+            state.push(Queued { delivery, at });
             state.reader.take()
         };
         reader.into_iter().for_each(Waker::wake);
+        true
     }
 
     /// Queues a realtime publication, or drops it if there is no room.
-    pub(crate) fn offer(&self, publication: &Arc<Publication>, now: Duration) -> Offered {
+    pub(crate) fn offer(&self, publication: &Arc<Publication>, id: EventId, now: Duration) -> Offered {
         let reader = {
             let mut state = self.lock();
             if state.is_over(now) {
                 return Offered::Ended;
             }
             if !state.has_room(self.limits, publication.bytes()) {
-                state.drop_one(&publication.channel);
+                state.drop_one(&publication.channel, id);
                 return Offered::Dropped;
             }
-            state.report_dropped();
-            state.push(Queued { delivery: Delivery::Publication(publication.clone()), is_for_one: false });
+            state.report_dropped(now);
+            state.push(Queued { delivery: Delivery::Publication(publication.clone()), at: now });
             state.reader.take()
         };
         reader.into_iter().for_each(Waker::wake);
@@ -173,8 +184,7 @@ impl SubscriberQueue {
         let until = *state.blocking_since.get_or_insert(now) + stall;
         if now >= until {
             drop(state);
-            self.end(End::Stalled);
-            return Err(Room::Stalled);
+            return Err(Room::Stalled(self.stall()));
         }
         if !state.publishers.iter().any(|waiting| waiting.will_wake(publisher)) {
             state.publishers.push(publisher.clone());
@@ -186,22 +196,26 @@ impl SubscriberQueue {
     /// Takes the next delivery.
     ///
     /// # Errors
-    /// The subscription has ended. After [`End::Expired`], nothing was left.
+    /// The subscription has ended. Nothing was left, unless it stalled.
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>, now: Duration) -> Poll<Result<Delivery, End>> {
         let (next, publishers) = {
             let mut state = self.lock();
             if now >= state.deadline {
                 state.end.get_or_insert(End::Expired);
             }
-            // Publications before the timeout are delivered.
-            if let Some(end) = state.end.filter(|end| *end != End::Expired || state.waiting.is_empty()) {
-                return Poll::Ready(Err(end));
+            if state.waiting.is_empty() {
+                // No publication follows so far, and the subscriber must not take the gap for silence.
+                state.report_dropped(now);
             }
-            let Some(next) = state.take() else {
-                state.reader = Some(cx.waker().clone());
-                return Poll::Pending;
-            };
-            (next, std::mem::take(&mut state.publishers))
+            match (state.take(), state.end) {
+                // What was queued before the end is delivered.
+                (Some(next), _) => (next, std::mem::take(&mut state.publishers)),
+                (None, Some(end)) => return Poll::Ready(Err(end)),
+                (None, None) => {
+                    state.reader = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+            }
         };
         publishers.into_iter().for_each(Waker::wake);
         Poll::Ready(Ok(next.delivery))
@@ -238,16 +252,36 @@ impl SubscriberQueue {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends the subscription, and returns the publications that no other member of its group has.
+    /// Ends the subscription of a client that takes nothing, and frees its queue. Returns the publications that were for it
+    /// alone.
+    pub(crate) fn stall(&self) -> Vec<Arc<Publication>> {
+        self.end(End::Stalled);
+        self.take_untaken()
+    }
+
+    /// Ends the subscription of a client that has gone, and frees its queue. Returns the publications that were for it alone.
     pub(crate) fn close(&self) -> Vec<Arc<Publication>> {
         self.end(End::Closed);
-        let mut state = self.lock();
-        state.bytes = 0;
+        self.take_untaken()
+    }
+
+    fn take_untaken(&self) -> Vec<Arc<Publication>> {
+        let waiting = {
+            let mut state = self.lock();
+            state.bytes = 0;
+            state.dropped.clear();
+            std::mem::take(&mut state.waiting)
+        };
         let for_one = |queued: Queued| match queued.delivery {
-            Delivery::Publication(publication) if queued.is_for_one => Some(publication),
+            Delivery::Publication(publication) if publication.id.is_none() => Some(publication),
             _ => None,
         };
-        std::mem::take(&mut state.waiting).into_iter().filter_map(for_one).collect()
+        waiting.into_iter().filter_map(for_one).collect()
+    }
+
+    /// The time for which the next delivery has waited. `None`: nothing waits.
+    pub(crate) fn waited(&self, now: Duration) -> Option<Duration> {
+        self.lock().waiting.front().map(|next| now.saturating_sub(next.at))
     }
 }
 
@@ -278,18 +312,21 @@ impl QueueState {
         Some(next)
     }
 
-    fn drop_one(&mut self, channel: &Arc<str>) {
-        match self.dropped.iter_mut().find(|(name, _)| name == channel) {
-            Some((_, count)) => *count += 1,
-            None => self.dropped.push((channel.clone(), 1)),
+    fn drop_one(&mut self, channel: &Arc<str>, id: EventId) {
+        match self.dropped.iter_mut().find(|dropped| dropped.channel == *channel) {
+            Some(dropped) => {
+                dropped.count += 1;
+                dropped.latest = id;
+            }
+            None => self.dropped.push(Dropped { channel: channel.clone(), count: 1, latest: id }),
         }
     }
 
-    /// Queues the gaps before the next publication.
-    fn report_dropped(&mut self) {
-        for (channel, missed) in std::mem::take(&mut self.dropped) {
-            let delivery = Delivery::Gap { channel, missed: Some(missed) };
-            self.waiting.push_back(Queued { delivery, is_for_one: false });
+    /// Queues the gaps that publications left for which there was no room.
+    fn report_dropped(&mut self, at: Duration) {
+        for Dropped { channel, count, latest } in std::mem::take(&mut self.dropped) {
+            let delivery = Delivery::Gap { channel, missed: Some(count), until: latest };
+            self.waiting.push_back(Queued { delivery, at });
         }
     }
 }

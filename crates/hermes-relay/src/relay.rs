@@ -4,7 +4,7 @@
 //! progress of a publication. Channels and subscriptions are soft state: a channel without subscribers and history is
 //! forgotten. Never: a random number of its own; the caller provides them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,14 +14,18 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::channel::{Audience, Channel, PublishProgress, Receipt};
+use crate::channel::{Audience, Channel, Losses, PublishProgress, Receipt};
 use crate::event_id::EventId;
+use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
 use crate::publication::{NewPublication, Reserved};
 use crate::queue::{Delivery, End, QueueLimits, SubscriberQueue};
 
-/// The number of unused channels of which the one that was used the longest ago makes room for a new one.
-const IDLE_CANDIDATES: usize = 32;
+/// The most idle channels that are known between two sweeps, to make room for new ones.
+const MAX_IDLE: usize = 1024;
+
+/// The time for which a delivery must have waited before its subscriber counts as slow when memory is short.
+const MIN_SLOW: Duration = Duration::from_secs(1);
 
 /// The number that identifies a subscription. It is random, since a client refreshes the subscription by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,11 +74,14 @@ pub enum SubscribeError {
     #[error("the relay has its most channels ({0})")]
     TooManyChannels(usize),
     /// A bound of the relay.
-    #[error("the relay has its most subscriptions ({0})")]
+    #[error("the relay has its most subscribed channels ({0})")]
     TooManySubscriptions(usize),
     /// A bound of each client.
-    #[error("this client has its most subscriptions ({0})")]
+    #[error("this client subscribes to its most channels ({0})")]
     TooManyOfSubject(usize),
+    /// The relay has been closed.
+    #[error("the relay no longer serves the channel")]
+    Closed,
     /// It does not exist, or belongs to another client.
     #[error("no such subscription of this client; it may have expired")]
     Unknown,
@@ -89,6 +96,9 @@ pub enum PublishError {
     /// A bound of the relay in bytes.
     #[error("the publications in queues and histories have their most bytes ({0})")]
     Memory(u64),
+    /// The relay has been closed.
+    #[error("the relay no longer serves the channel")]
+    Closed,
 }
 
 /// Numbers of a relay, for metrics.
@@ -106,6 +116,7 @@ pub struct RelayCounters {
 #[derive(Debug)]
 pub struct Relay {
     table: Mutex<Table>,
+    histories: HistoryLog,
     memory: Arc<AtomicU64>,
 }
 
@@ -114,7 +125,14 @@ struct Table {
     limits: Arc<RelayLimits>,
     channels: HashMap<Arc<str>, Arc<Channel>>,
     subscriptions: HashMap<SubscriptionId, Registration>,
-    by_subject: HashMap<Arc<str>, usize>,
+    /// The channels of all subscriptions, counted for each subscription.
+    memberships: usize,
+    memberships_by_subject: HashMap<Arc<str>, usize>,
+    /// Channels that may be idle, with the one that was used the longest ago first.
+    idle: VecDeque<Arc<str>>,
+    is_closed: bool,
+    /// The time of the latest call.
+    now: Duration,
 }
 
 /// The channel of a publication, and the bounds that hold now.
@@ -127,6 +145,16 @@ struct Target {
 struct Registration {
     queue: Arc<SubscriberQueue>,
     subject: Arc<str>,
+    memberships: Arc<[Membership]>,
+}
+
+/// A subscriber's place in a channel.
+#[derive(Debug)]
+struct Membership {
+    channel: Arc<Channel>,
+    number: u64,
+    /// The position at which the subscription began.
+    start: EventId,
 }
 
 impl Relay {
@@ -136,9 +164,13 @@ impl Relay {
             limits: Arc::new(limits),
             channels: HashMap::new(),
             subscriptions: HashMap::new(),
-            by_subject: HashMap::new(),
+            memberships: 0,
+            memberships_by_subject: HashMap::new(),
+            idle: VecDeque::new(),
+            is_closed: false,
+            now: Duration::ZERO,
         };
-        Arc::new(Self { table: Mutex::new(table), memory: Arc::default() })
+        Arc::new(Self { table: Mutex::new(table), histories: HistoryLog::default(), memory: Arc::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -164,14 +196,19 @@ impl Relay {
     ) -> Result<Subscription, SubscribeError> {
         let mut table = self.lock();
         let limits = table.limits.clone();
+        table.now = now;
+        if table.is_closed {
+            return Err(SubscribeError::Closed);
+        }
         if request.timeout > limits.max_timeout {
             return Err(SubscribeError::TimeoutTooLong(limits.max_timeout));
         }
-        if table.subscriptions.len() >= limits.subscriptions {
+        let more = request.channels.len();
+        if table.memberships + more > limits.subscriptions {
             return Err(SubscribeError::TooManySubscriptions(limits.subscriptions));
         }
-        let of_subject = table.by_subject.get(&request.subject).copied().unwrap_or_default();
-        if of_subject >= limits.subscriptions_per_subject {
+        let of_subject = table.memberships_by_subject.get(&request.subject).copied().unwrap_or_default();
+        if of_subject + more > limits.subscriptions_per_subject {
             return Err(SubscribeError::TooManyOfSubject(limits.subscriptions_per_subject));
         }
         let mut channels = Vec::with_capacity(request.channels.len());
@@ -183,13 +220,15 @@ impl Relay {
         let queue = Arc::new(SubscriberQueue::new(bounds, now + request.timeout));
         // The table stays locked, so that no channel is forgotten before the subscriber joins it.
         let join = |(channel, after): (Arc<Channel>, Option<EventId>)| {
-            let number = channel.join(&queue, request.group.clone(), after, now);
-            (channel, number)
+            let (number, start) = channel.join(&queue, request.group.clone(), after, now);
+            Membership { channel, number, start }
         };
-        let memberships = channels.into_iter().map(join).collect();
-        let registration = Registration { queue: queue.clone(), subject: request.subject.clone() };
+        let memberships: Arc<[Membership]> = channels.into_iter().map(join).collect();
+        let subject = request.subject.clone();
+        let registration = Registration { queue: queue.clone(), subject, memberships: memberships.clone() };
         table.subscriptions.insert(request.id, registration);
-        *table.by_subject.entry(request.subject).or_default() += 1;
+        table.memberships += more;
+        *table.memberships_by_subject.entry(request.subject).or_default() += more;
         Ok(Subscription { id: request.id, relay: self.clone(), queue, memberships })
     }
 
@@ -224,7 +263,18 @@ impl Relay {
     /// The relay has its most bytes.
     pub fn reserve_more(&self, reserved: &mut Reserved, bytes: u64) -> Result<(), PublishError> {
         let most = self.lock().limits.memory;
-        if reserved.add(bytes) > most { Err(PublishError::Memory(most)) } else { Ok(()) }
+        reserved.add(bytes);
+        self.make_room(most)
+    }
+
+    /// Removes the oldest publications of histories until no more than `most` bytes are held.
+    fn make_room(&self, most: u64) -> Result<(), PublishError> {
+        while self.memory.load(Ordering::Relaxed) > most {
+            if !self.histories.forget_oldest() {
+                return Err(PublishError::Memory(most));
+            }
+        }
+        Ok(())
     }
 
     /// Publishes wherever there is room.
@@ -239,8 +289,11 @@ impl Relay {
         epoch: u64,
         now: Duration,
     ) -> Result<Receipt, PublishError> {
-        let Some(Target { channel, limits }) = self.channel_for(channel, epoch, now)? else { return Ok(nobody(epoch)) };
-        Ok(channel.publish_realtime(content, audience, &limits, &self.memory, now))
+        let target = self.channel_for(channel, audience, epoch, now)?;
+        let Some(Target { channel, limits }) = target else { return Ok(nobody(audience, epoch)) };
+        let receipt = channel.publish_realtime(content, audience, &limits, &self.memory, now);
+        self.log(&channel, &receipt, &limits);
+        Ok(receipt)
     }
 
     /// Publishes if all queues have room. Otherwise `publisher` is woken when that may be so.
@@ -256,10 +309,20 @@ impl Relay {
         publisher: &Waker,
         now: Duration,
     ) -> Result<PublishProgress, PublishError> {
-        let Some(Target { channel, limits }) = self.channel_for(channel, epoch, now)? else {
-            return Ok(PublishProgress::Done(nobody(epoch)));
+        let Some(Target { channel, limits }) = self.channel_for(channel, audience, epoch, now)? else {
+            return Ok(PublishProgress::Done(nobody(audience, epoch)));
         };
-        Ok(channel.publish_reliable(content, audience, &limits, &self.memory, publisher, now))
+        let progress = channel.publish_reliable(content, audience, &limits, &self.memory, publisher, now);
+        if let PublishProgress::Done(receipt) = &progress {
+            self.log(&channel, receipt, &limits);
+        }
+        Ok(progress)
+    }
+
+    fn log(&self, channel: &Arc<Channel>, receipt: &Receipt, limits: &RelayLimits) {
+        if let Some(id) = receipt.id.filter(|_| limits.history > 0) {
+            self.histories.push(channel, id.sequence);
+        }
     }
 
     /// The turn of a reliable publication. To be taken before [`Self::poll_publish_reliable`], and held until that is done.
@@ -268,35 +331,72 @@ impl Relay {
         self.lock().channels.get(channel).map(|channel| channel.turn.clone())
     }
 
-    /// Ends all subscriptions.
+    /// Ends all subscriptions after what waits in their queues, and refuses new ones and publications.
     pub fn close(&self) {
-        let channels: Vec<Arc<Channel>> = self.lock().channels.values().cloned().collect();
+        let channels: Vec<Arc<Channel>> = {
+            let mut table = self.lock();
+            table.is_closed = true;
+            table.channels.values().cloned().collect()
+        };
         channels.iter().for_each(|channel| channel.close());
     }
 
     /// The channel of a publication. `None`: nobody subscribes to it, and it keeps no history.
-    fn channel_for(&self, name: &str, epoch: u64, now: Duration) -> Result<Option<Target>, PublishError> {
+    fn channel_for(
+        &self,
+        name: &str,
+        audience: Audience,
+        epoch: u64,
+        now: Duration,
+    ) -> Result<Option<Target>, PublishError> {
         let mut table = self.lock();
-        let limits = table.limits.clone();
-        if self.memory.load(Ordering::Relaxed) > limits.memory {
-            return Err(PublishError::Memory(limits.memory));
+        table.now = now;
+        let most = table.limits.memory;
+        if self.memory.load(Ordering::Relaxed) > most {
+            drop(table);
+            self.make_room(most)?;
+            table = self.lock();
         }
+        if table.is_closed {
+            return Err(PublishError::Closed);
+        }
+        let limits = table.limits.clone();
         // Otherwise, publications to random names would fill the table.
-        if limits.history == 0 && !table.channels.contains_key(name) {
+        let is_kept = limits.history > 0 && audience == Audience::All;
+        if !is_kept && !table.channels.contains_key(name) {
             return Ok(None);
         }
         let channel = table.channel(name, epoch, now).ok_or(PublishError::TooManyChannels(limits.channels))?;
         Ok(Some(Target { channel, limits }))
     }
 
-    /// Forgets channels that nobody uses. To be called about once a second. Returns the number of subscriptions that ended
-    /// since the last call because they stalled.
-    pub fn sweep(&self, now: Duration) -> u64 {
+    /// Forgets channels that nobody uses. While too much memory is held, ends the subscriptions whose clients have read
+    /// nothing for the longest time. To be called about once a second. Returns what was lost since the last call.
+    pub fn sweep(&self, now: Duration) -> Losses {
+        let limits = self.lock().limits.clone();
+        let is_short = self.make_room(limits.memory).is_err();
         let mut table = self.lock();
-        let stalled = table.channels.values().map(|channel| channel.take_stalled()).sum();
-        let age = table.limits.history_age;
-        table.channels.retain(|_, channel| Arc::strong_count(channel) > 1 || !channel.is_unused(now, age));
-        stalled
+        table.now = now;
+        let mut losses = Losses::default();
+        if is_short {
+            losses.stalled += table.end_slowest(&self.memory, now);
+        }
+        let (age, mut idle) = (table.limits.history_age, Vec::new());
+        table.channels.retain(|name, channel| {
+            let of_channel = channel.take_losses();
+            losses.stalled += of_channel.stalled;
+            losses.jobs += of_channel.jobs;
+            let is_unshared = Arc::strong_count(channel) == 1;
+            if is_unshared && channel.is_unused(now, age) {
+                losses.jobs += channel.drop_orphans();
+                return false;
+            }
+            idle.extend(channel.idle_since().filter(|_| is_unshared).map(|since| (since, name.clone())));
+            true
+        });
+        idle.sort();
+        table.idle = idle.into_iter().take(MAX_IDLE).map(|(_, name)| name).collect();
+        losses
     }
 
     /// Numbers for metrics.
@@ -311,8 +411,9 @@ impl Relay {
 }
 
 /// The receipt of a publication to a channel that does not exist.
-fn nobody(epoch: u64) -> Receipt {
-    Receipt { id: EventId { epoch, sequence: 1 }, subscribers: 0, delivered: 0 }
+fn nobody(audience: Audience, epoch: u64) -> Receipt {
+    let id = (audience == Audience::All).then_some(EventId { epoch, sequence: 1 });
+    Receipt { id, subscribers: 0, delivered: 0, dropped: 0 }
 }
 
 impl Table {
@@ -321,18 +422,42 @@ impl Table {
         if let Some(channel) = self.channels.get(name) {
             return Some(channel.clone());
         }
-        if self.channels.len() >= self.limits.channels {
-            // The history of a channel that was not used for long makes room. A search of all channels would take too long.
-            // One that a request has looked up is in use.
-            let unshared = self.channels.iter().filter(|(_, channel)| Arc::strong_count(channel) == 1);
-            let idle = unshared.filter_map(|(name, channel)| Some((channel.idle_since()?, name.clone())));
-            let (_, oldest) = idle.take(IDLE_CANDIDATES).min()?;
-            self.channels.remove(&oldest);
+        while self.channels.len() >= self.limits.channels {
+            let oldest = self.idle.pop_front()?;
+            // It may be in use again. One that a request has looked up is in use, too.
+            let is_idle = |channel: &Arc<Channel>| Arc::strong_count(channel) == 1 && channel.idle_since().is_some();
+            if self.channels.get(&oldest).is_some_and(is_idle) {
+                self.channels.remove(&oldest);
+            }
         }
         let name: Arc<str> = name.into();
         let channel = Arc::new(Channel::new(name.clone(), epoch, now));
+        // The next sweep adds the channels of publications; until then, this one may have to make room.
+        if self.idle.len() < MAX_IDLE {
+            self.idle.push_back(name.clone());
+        }
         self.channels.insert(name, channel.clone());
         Some(channel)
+    }
+
+    /// Ends subscriptions until enough memory is free, and returns their number. A reliable publication ends them after
+    /// `stall`; this ends also those for which publications were dropped.
+    fn end_slowest(&self, memory: &AtomicU64, now: Duration) -> u64 {
+        let waiting = self.subscriptions.values().filter_map(|entry| Some((entry.queue.waited(now)?, entry)));
+        let mut slowest: Vec<(Duration, &Registration)> = waiting.filter(|(waited, _)| *waited >= MIN_SLOW).collect();
+        slowest.sort_by_key(|(waited, _)| std::cmp::Reverse(*waited));
+        let mut ended = 0;
+        for (_, registration) in slowest {
+            if memory.load(Ordering::Relaxed) <= self.limits.memory / 8 * 7 {
+                break;
+            }
+            ended += 1;
+            let jobs = registration.queue.stall();
+            for membership in registration.memberships.iter() {
+                membership.channel.hand_on(membership.number, &jobs, &self.limits, now);
+            }
+        }
+        ended
     }
 }
 
@@ -342,7 +467,7 @@ pub struct Subscription {
     id: SubscriptionId,
     relay: Arc<Relay>,
     queue: Arc<SubscriberQueue>,
-    memberships: Vec<(Arc<Channel>, u64)>,
+    memberships: Arc<[Membership]>,
 }
 
 impl Subscription {
@@ -351,9 +476,9 @@ impl Subscription {
         self.id
     }
 
-    /// The channels, in the order of the request.
-    pub fn channels(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.memberships.iter().map(|(channel, _)| &channel.name)
+    /// The channels in the order of the request, each with the position at which the subscription began.
+    pub fn channels(&self) -> impl Iterator<Item = (&Arc<str>, EventId)> {
+        self.memberships.iter().map(|membership| (&membership.channel.name, membership.start))
     }
 
     /// The time at which it expires unless it is refreshed.
@@ -372,20 +497,22 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        {
+        let (limits, now) = {
             let mut table = self.relay.lock();
+            table.memberships -= self.memberships.len();
             if let Some(registration) = table.subscriptions.remove(&self.id)
-                && let Some(count) = table.by_subject.get_mut(&registration.subject)
+                && let Some(count) = table.memberships_by_subject.get_mut(&registration.subject)
             {
-                *count -= 1;
+                *count -= self.memberships.len();
                 if *count == 0 {
-                    table.by_subject.remove(&registration.subject);
+                    table.memberships_by_subject.remove(&registration.subject);
                 }
             }
-        }
+            (table.limits.clone(), table.now)
+        };
         let untaken = self.queue.close();
-        for (channel, number) in &self.memberships {
-            channel.leave(*number, &untaken);
+        for membership in self.memberships.iter() {
+            membership.channel.leave(membership.number, &untaken, &limits, now);
         }
     }
 }

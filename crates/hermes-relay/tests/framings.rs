@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_relay::framing::multipart::{MalformedPart, Parser};
+use hermes_relay::framing::multipart::Parser;
 use hermes_relay::framing::{EVENT_ID, Framing};
 use hermes_relay::{Audience, Delivery, NewPublication, Relay, RelayLimits, SubscribeRequest, SubscriptionId};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ fn deliveries(bodies: &[Vec<u8>]) -> Vec<Delivery> {
     for body in bodies {
         let content = NewPublication { body: Bytes::copy_from_slice(body), ..NewPublication::default() };
         let receipt = relay.publish_realtime("host/c", content, Audience::All, 7, Duration::ZERO).unwrap();
-        first = first.or(Some(receipt.id));
+        first = first.or(receipt.id);
     }
     let before = first.map(|id| hermes_relay::EventId { sequence: 0, ..id });
     let request = SubscribeRequest {
@@ -41,11 +41,11 @@ fn deliveries(bodies: &[Vec<u8>]) -> Vec<Delivery> {
 }
 
 fn written(framing: &Framing, deliveries: &[Delivery]) -> Vec<u8> {
-    let mut out = framing.begin().to_vec();
+    let mut out = framing.begin("0000000000000007-0").to_vec();
     for delivery in deliveries {
         let position = match delivery {
-            Delivery::Publication(publication) => publication.id.to_string(),
-            Delivery::Gap { .. } => String::new(),
+            Delivery::Publication(publication) => publication.id.unwrap().to_string(),
+            Delivery::Gap { until, .. } => until.to_string(),
         };
         framing.write(&mut out, delivery, &position, false);
         out.extend(framing.heartbeat());
@@ -88,10 +88,16 @@ proptest! {
 }
 
 #[test]
-fn a_long_part_is_refused_before_it_arrives() {
+fn a_long_part_is_skipped_as_it_arrives() {
     let mut parser = Parser::new("multipart/mixed; boundary=x", 100).unwrap();
     parser.push(b"--x\r\ncontent-length: 101\r\n\r\n");
-    assert_eq!(parser.next_part(), Err(MalformedPart::LongBody(101)));
+    assert_eq!(parser.next_part().unwrap().unwrap().skipped, Some(101));
+    for _ in 0..100 {
+        parser.push(b"-");
+        assert_eq!(parser.next_part(), Ok(None));
+    }
+    parser.push(b"-\r\n--x\r\ncontent-length: 1\r\n\r\n!");
+    assert_eq!(parser.next_part().unwrap().unwrap().body, "!");
 }
 
 #[test]
@@ -101,8 +107,10 @@ fn events_and_lines_carry_any_content() {
     let events = String::from_utf8(written(&Framing::EventStream, &all)).unwrap().replace(":\n\n", "");
     let id = |number: usize| format!("id: 0000000000000007-{number}\n");
     let expected = format!(
-        "event: gap\ndata: 1\n\n{}data: a\ndata: \ndata: b\n\n{}event: base64\ndata: DQo=\n\n{}event: base64\n\
+        "{}\n{}event: gap\ndata: 1\n\n{}data: a\ndata: \ndata: b\n\n{}event: base64\ndata: DQo=\n\n{}event: base64\n\
          data: /wA=\n\n{}data: \n\n",
+        id(0),
+        id(1),
         id(2),
         id(3),
         id(4),

@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use hermes_relay::{
-    Audience, Delivery, End, EventId, NewPublication, PublishProgress, Relay, RelayLimits, SubscribeRequest,
-    Subscription, SubscriptionId,
+    Audience, Delivery, End, EventId, Losses, NewPublication, PublishError, PublishProgress, Receipt, Relay,
+    RelayLimits, SubscribeRequest, Subscription, SubscriptionId,
 };
 use proptest::prelude::*;
 
@@ -55,8 +55,8 @@ struct Subscriber {
     subscription: Option<Subscription>,
     id: SubscriptionId,
     channel: usize,
-    /// The latest publication that it has, or knows that it lacks.
-    position: Option<EventId>,
+    /// The latest publication that it has, or knows that it lacks; before the first, the position at which it began.
+    position: EventId,
     /// The reliable publications that it must get.
     owed: Vec<EventId>,
     end: Option<End>,
@@ -73,20 +73,19 @@ impl Subscriber {
                 self.subscription = None;
                 false
             }
-            Poll::Ready(Ok(Delivery::Gap { missed, .. })) => {
-                self.position = self
-                    .position
-                    .and_then(|position| Some(EventId { sequence: position.sequence + missed?, ..position }));
+            Poll::Ready(Ok(Delivery::Gap { missed, until, .. })) => {
+                if let Some(missed) = missed {
+                    assert_eq!(until, EventId { sequence: self.position.sequence + missed, ..self.position });
+                }
+                self.position = until;
                 true
             }
             Poll::Ready(Ok(Delivery::Publication(publication))) => {
                 assert_eq!(&*publication.channel, CHANNELS[self.channel]);
-                if let Some(position) = self.position {
-                    let next = EventId { sequence: position.sequence + 1, ..position };
-                    assert_eq!(publication.id, next, "a hole that nobody announced, or a repetition");
-                }
-                self.position = Some(publication.id);
-                self.owed.retain(|owed| *owed != publication.id);
+                let next = EventId { sequence: self.position.sequence + 1, ..self.position };
+                assert_eq!(publication.id, Some(next), "a hole that nobody announced, or a repetition");
+                self.position = next;
+                self.owed.retain(|owed| *owed != next);
                 true
             }
         }
@@ -105,7 +104,7 @@ struct World {
 impl World {
     fn subscribe(&mut self, relay: &Arc<Relay>, channel: usize, timeout: u32, resumes: bool) {
         let earlier = self.subscribers.iter().rev().filter(|earlier| earlier.channel == channel && resumes);
-        let after = earlier.filter(|earlier| earlier.subscription.is_none()).find_map(|earlier| earlier.position);
+        let after = earlier.filter(|earlier| earlier.subscription.is_none()).map(|earlier| earlier.position).next();
         self.random += 1;
         let id = SubscriptionId(self.random.into());
         let request = SubscribeRequest {
@@ -116,9 +115,9 @@ impl World {
             timeout: timeout * SECOND,
             epoch: self.random,
         };
-        let subscription = Some(relay.subscribe(request, self.now).unwrap());
-        // Without a position, the first publication begins the sequence.
-        let position = after;
+        let subscription = relay.subscribe(request, self.now).unwrap();
+        let (_, position) = subscription.channels().next().unwrap();
+        let subscription = Some(subscription);
         self.subscribers.push(Subscriber { subscription, id, channel, position, owed: Vec::new(), end: None });
     }
 
@@ -133,18 +132,19 @@ impl World {
         } else {
             relay.publish_realtime(name, NewPublication::default(), Audience::All, epoch, now).unwrap()
         };
-        if let Some(latest) = self.latest[channel].filter(|latest| latest.epoch == receipt.id.epoch) {
-            assert_eq!(receipt.id.sequence, latest.sequence + 1);
+        let id = receipt.id.unwrap();
+        if let Some(latest) = self.latest[channel].filter(|latest| latest.epoch == id.epoch) {
+            assert_eq!(id.sequence, latest.sequence + 1);
         }
-        self.latest[channel] = Some(receipt.id);
-        assert!(receipt.delivered <= receipt.subscribers);
+        self.latest[channel] = Some(id);
+        assert_eq!(receipt.delivered + receipt.dropped, receipt.subscribers);
         if is_reliable {
             assert_eq!(receipt.delivered, receipt.subscribers);
             let of_channel = |subscriber: &&mut Subscriber| {
                 let is_live = |subscription: &Subscription| subscription.deadline() > now;
                 subscriber.channel == channel && subscriber.subscription.as_ref().is_some_and(is_live)
             };
-            self.subscribers.iter_mut().filter(of_channel).for_each(|subscriber| subscriber.owed.push(receipt.id));
+            self.subscribers.iter_mut().filter(of_channel).for_each(|subscriber| subscriber.owed.push(id));
         }
     }
 }
@@ -198,47 +198,148 @@ proptest! {
     }
 }
 
-#[test]
-fn a_publication_for_one_reaches_another_member_when_its_taker_leaves() {
-    let relay = Relay::new(limits());
-    let subscribe = |number: u128| {
-        let request = SubscribeRequest {
-            id: SubscriptionId(number),
-            subject: "somebody".into(),
-            channels: vec![("node/jobs".into(), None)],
-            group: Some("workers".into()),
-            timeout: SECOND,
-            epoch: 1,
-        };
-        relay.subscribe(request, Duration::ZERO).unwrap()
+fn subscribe(relay: &Arc<Relay>, number: u128, channel: &str, group: Option<&str>, timeout: u32) -> Subscription {
+    let request = SubscribeRequest {
+        id: SubscriptionId(number),
+        subject: "somebody".into(),
+        channels: vec![(channel.into(), None)],
+        group: group.map(Arc::from),
+        timeout: timeout * SECOND,
+        epoch: 1,
     };
-    let publish = || {
-        let audience = Audience::OneOfEachGroup;
-        relay.publish_realtime("node/jobs", NewPublication::default(), audience, 1, Duration::ZERO).unwrap()
-    };
-    let next = |subscription: &Subscription| {
-        let mut cx = Context::from_waker(Waker::noop());
-        match subscription.poll_next(&mut cx, Duration::ZERO) {
-            Poll::Ready(Ok(Delivery::Publication(publication))) => Some(publication.id.sequence),
-            Poll::Ready(other) => panic!("{other:?}"),
-            Poll::Pending => None,
+    relay.subscribe(request, Duration::ZERO).unwrap()
+}
+
+fn content(text: &str) -> NewPublication {
+    NewPublication { body: text.to_owned().into(), ..NewPublication::default() }
+}
+
+/// The content of the next publication, `-N` for a gap of N, or an empty text if nothing waits.
+fn next(subscription: &Subscription, now: Duration) -> String {
+    match subscription.poll_next(&mut Context::from_waker(Waker::noop()), now) {
+        Poll::Ready(Ok(Delivery::Publication(publication))) => {
+            String::from_utf8(publication.content.body.to_vec()).unwrap()
         }
+        Poll::Ready(Ok(Delivery::Gap { missed, .. })) => format!("-{}", missed.unwrap()),
+        Poll::Ready(Err(end)) => panic!("{end}"),
+        Poll::Pending => String::new(),
+    }
+}
+
+#[test]
+fn a_job_reaches_another_member_when_its_taker_leaves() {
+    let relay = Relay::new(limits());
+    let job = |text: &str| {
+        let audience = Audience::OneOfEachGroup;
+        relay.publish_realtime("node/jobs", content(text), audience, 1, Duration::ZERO).unwrap()
     };
-    let (first, second) = (subscribe(1), subscribe(2));
-    let receipts = [publish(), publish(), publish(), publish()];
-    assert!(receipts.iter().all(|receipt| receipt.subscribers == 2 && receipt.delivered == 1));
-    assert_eq!(next(&first), Some(1));
+    let worker = |number| subscribe(&relay, number, "node/jobs", Some("workers"), 10);
+    let (first, second) = (worker(1), worker(2));
+    for text in ["1", "2", "3", "4"] {
+        let Receipt { id, subscribers, delivered, dropped } = job(text);
+        assert_eq!((id, subscribers, delivered, dropped), (None, 2, 1, 0));
+    }
+    assert_eq!(next(&first, SECOND), "1");
     // It has not taken the third one.
     drop(first);
-    assert_eq!([next(&second), next(&second), next(&second), next(&second)], [Some(2), Some(4), Some(3), None]);
+    assert_eq!([(); 4].map(|()| next(&second, SECOND)), ["2", "4", "3", ""]);
+    // Without a member, a job waits for the next one of its group.
+    job("5");
+    drop(second);
+    let stranger = subscribe(&relay, 3, "node/jobs", None, 10);
+    assert_eq!(next(&stranger, SECOND), "");
+    let third = worker(4);
+    assert_eq!([(); 2].map(|()| next(&third, SECOND)), ["5", ""]);
+    // No history keeps a job, and no position counts it.
+    let publication = relay.publish_realtime("node/jobs", content("6"), Audience::All, 1, SECOND).unwrap();
+    assert_eq!(publication.id, Some(EventId { epoch: 1, sequence: 1 }));
+    // Jobs of a member that stalls do not wait for the end of its connection.
+    for text in ["7", "8"] {
+        job(text);
+    }
+    assert_eq!([(); 2].map(|()| next(&stranger, SECOND)), ["6", "7"]);
+    let fourth = worker(5);
+    let reliable = |now| {
+        let all = Audience::All;
+        relay.poll_publish_reliable("node/jobs", &content("9"), all, 1, Waker::noop(), now).unwrap()
+    };
+    assert_eq!(reliable(SECOND), PublishProgress::Waiting { until: 6 * SECOND });
+    assert!(matches!(reliable(7 * SECOND), PublishProgress::Done(_)));
+    assert_eq!(relay.sweep(7 * SECOND), Losses { stalled: 1, jobs: 0 });
+    assert_eq!([(); 4].map(|()| next(&fourth, 7 * SECOND)), ["7", "8", "9", ""]);
+}
+
+#[test]
+fn a_full_queue_is_told_when_it_is_empty() {
+    let relay = Relay::new(limits());
+    let subscription = subscribe(&relay, 1, "node/a", None, 10);
+    for text in ["1", "2", "3", "4", "5"] {
+        relay.publish_realtime("node/a", content(text), Audience::All, 1, SECOND).unwrap();
+    }
+    assert_eq!([(); 5].map(|()| next(&subscription, SECOND)), ["1", "2", "3", "-2", ""]);
+}
+
+#[test]
+fn a_relay_that_closes_delivers_what_it_has() {
+    let relay = Relay::new(limits());
+    let subscription = subscribe(&relay, 1, "node/a", None, 10);
+    relay.publish_realtime("node/a", content("1"), Audience::All, 1, SECOND).unwrap();
+    relay.close();
+    let refused = relay.publish_realtime("node/a", content("2"), Audience::All, 1, SECOND);
+    assert_eq!(refused, Err(PublishError::Closed));
+    assert_eq!(next(&subscription, SECOND), "1");
+    let ended = subscription.poll_next(&mut Context::from_waker(Waker::noop()), SECOND);
+    assert!(matches!(ended, Poll::Ready(Err(End::Closed))));
+}
+
+#[test]
+fn histories_give_way_before_publications_are_refused() {
+    let relay = Relay::new(RelayLimits { memory: 10_000, history: 4, ..limits() });
+    let long = "x".repeat(900);
+    for number in 0..100 {
+        let name = format!("node/{number}");
+        relay.publish_realtime(&name, content(&long), Audience::All, 1, SECOND).unwrap();
+    }
+    assert!(relay.counters().memory <= 12_000, "{:?}", relay.counters());
+    // Those of the latest channels are still there.
+    let request = SubscribeRequest {
+        id: SubscriptionId(1),
+        subject: "somebody".into(),
+        channels: vec![("node/99".into(), Some(EventId { epoch: 1, sequence: 0 }))],
+        group: None,
+        timeout: SECOND,
+        epoch: 1,
+    };
+    let subscription = relay.subscribe(request, SECOND).unwrap();
+    assert_eq!(next(&subscription, SECOND), long);
+}
+
+#[test]
+fn subscribers_that_read_nothing_do_not_take_the_memory_of_others() {
+    let relay = Relay::new(RelayLimits { memory: 20_000, history: 0, queue: 100, ..limits() });
+    let slow: Vec<Subscription> =
+        (0..4).map(|number| subscribe(&relay, number, &format!("node/{number}"), None, 60)).collect();
+    let publish = |name: &str, now| relay.publish_realtime(name, content("x"), Audience::All, 1, now);
+    for round in 0..40 {
+        for number in 0..4 {
+            let _ = publish(&format!("node/{number}"), SECOND * (1 + round));
+        }
+    }
+    assert!(publish("node/1", 41 * SECOND).is_err());
+    let losses = relay.sweep(42 * SECOND);
+    assert!(losses.stalled > 0 && losses.stalled < 4, "{losses:?}");
+    publish("node/3", 42 * SECOND).unwrap();
+    drop(slow);
+    assert_eq!(relay.counters().memory, 0);
 }
 
 #[test]
 fn memory_and_names_are_bounded() {
     let limits = RelayLimits { memory: 10_000, channels: 3, history: 0, ..limits() };
     let relay = Relay::new(limits.clone());
-    let content = |bytes: usize| NewPublication { body: vec![0; bytes].into(), ..NewPublication::default() };
-    let publish = |name: &str, bytes| relay.publish_realtime(name, content(bytes), Audience::All, 1, Duration::ZERO);
+    let publish = |name: &str, bytes: usize| {
+        relay.publish_realtime(name, content(&"x".repeat(bytes)), Audience::All, 1, Duration::ZERO)
+    };
     // Publications that nobody gets leave nothing.
     for number in 0..10 {
         assert_eq!(publish(&format!("node/{number}"), 1).unwrap().subscribers, 0);
@@ -262,18 +363,7 @@ fn memory_and_names_are_bounded() {
 #[test]
 fn silent_subscribers_stall_at_the_same_time() {
     let relay = Relay::new(limits());
-    let subscribe = |number: u128, timeout: u32| {
-        let request = SubscribeRequest {
-            id: SubscriptionId(number),
-            subject: "somebody".into(),
-            channels: vec![("node/a".into(), None)],
-            group: None,
-            timeout: timeout * SECOND,
-            epoch: 1,
-        };
-        relay.subscribe(request, Duration::ZERO).unwrap()
-    };
-    let _silent: Vec<Subscription> = (0..10).map(|number| subscribe(number, 50)).collect();
+    let _silent: Vec<Subscription> = (0..10).map(|number| subscribe(&relay, number, "node/a", None, 50)).collect();
     let publish = |now| {
         let content = NewPublication::default();
         relay.poll_publish_reliable("node/a", &content, Audience::All, 1, Waker::noop(), now).unwrap()
@@ -283,9 +373,9 @@ fn silent_subscribers_stall_at_the_same_time() {
     }
     assert_eq!(publish(SECOND), PublishProgress::Waiting { until: 6 * SECOND });
     assert!(matches!(publish(6 * SECOND), PublishProgress::Done(receipt) if receipt.subscribers == 0));
-    assert_eq!(relay.sweep(7 * SECOND), 10);
+    assert_eq!(relay.sweep(7 * SECOND).stalled, 10);
     // An expiry is no later than a stall.
-    let _brief = subscribe(11, 9);
+    let _brief = subscribe(&relay, 11, "node/a", None, 9);
     for _ in 0..3 {
         publish(8 * SECOND);
     }

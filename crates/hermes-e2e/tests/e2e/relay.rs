@@ -115,7 +115,8 @@ async fn publications_reach_every_subscriber_in_its_form() {
     assert_eq!(field(&publish(&node, "/events/b", "x", &[]).await.1, "hermes-subscribers"), Some("0"));
 
     let lines = events.lines(5).await;
-    assert_eq!([&lines[0], &lines[1], &lines[2], &lines[4]], [":", &format!("id: {id}"), "data: one", "data: two"]);
+    assert!(lines[0].starts_with("id: ") && lines[0].ends_with("-0"), "the position before the first: {lines:?}");
+    assert_eq!([&lines[1], &lines[2], &lines[4]], [&format!("id: {id}"), "data: one", "data: two"]);
     let first: serde_json::Value = serde_json::from_str(&json.line().await).unwrap();
     assert_eq!(first, serde_json::json!({"id": id, "type": "text/plain", "data": "one"}));
     let second: serde_json::Value = serde_json::from_str(&json.line().await).unwrap();
@@ -270,6 +271,9 @@ async fn what_a_relay_does_not_take_is_refused_with_the_reason() {
         (vec!["--header", "hermes-channels: events/b"], 400),
         (vec!["--header", "hermes-channels: /other/b"], 403),
         (vec!["--header", "hermes-channels: /none"], 403),
+        (vec!["--header", "hermes-channels: /events/b#c"], 400),
+        (vec!["--header", "hermes-channels: /events/b", "--header", "hermes-channels: /none"], 403),
+        (vec!["--header", "hermes-timeout: 1", "--header", "hermes-timeout: 2"], 400),
         (vec!["--header", "hermes-subscription: 1"], 404),
     ] {
         let all = [&SUBSCRIBE[..], &arguments].concat();
@@ -301,7 +305,7 @@ async fn one_subscription_has_several_channels() {
         assert_eq!((line["channel"].as_str(), line["data"].as_str()), (Some(path), Some(text)));
         positions.push(line["id"].as_str().unwrap().to_owned());
     }
-    assert!(positions[0].starts_with("-,"), "nothing of the first channel was published: {positions:?}");
+    assert!(positions[0].contains("-0,"), "nothing of the first channel was published: {positions:?}");
     drop(both);
     publish(&node, "/events/a", "4", &[]).await;
     let position = format!("last-event-id: {}", positions[2]);
@@ -312,6 +316,41 @@ async fn one_subscription_has_several_channels() {
 }
 
 #[tokio::test]
+async fn a_channel_that_a_client_may_no_longer_read_ends_its_subscription() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let arguments = [&SUBSCRIBE[..], &["--header", "hermes-channels: /events/b"]].concat();
+    let both = Subscriber::new(&node, "/events/a", &arguments, 1).await;
+    let first = Subscriber::new(&node, "/events/a", &SUBSCRIBE, 2).await;
+    let denied =
+        RELAY.replace("routes:", "routes:\n- {name: denied, match: {path: /events/b}, respond: {status: 403}}");
+    node.reload(&denied, &[]).await.unwrap();
+    publish(&node, "/events/a", "1", &[]).await;
+    let (code, lines) = both.end().await;
+    assert_ne!(code, 0, "the body broke off");
+    assert!(!lines.contains(&"1".to_owned()), "{lines:?}");
+    node.metric_reaches("hermes_relay_subscriptions", "", 1.0).await;
+    drop(first);
+}
+
+#[tokio::test]
+async fn spellings_of_a_uri_are_one_channel() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = overlay.node("relay").document(RELAY).start().await.unwrap();
+    let arguments = [&SUBSCRIBE[..], &["--header", "host: relay.example"]].concat();
+    let _subscriber = Subscriber::new(&node, "/events/a%2fb", &arguments, 1).await;
+    for (path, host, subscribers) in [
+        ("/events/%61%2Fb", "host: Relay.example:80", "1"),
+        ("/events/a%2Fb?query=1", "host: relay.example", "1"),
+        ("/events/a/b", "host: relay.example", "0"),
+        ("/events/a%2Fb", "host: relay.example:81", "0"),
+    ] {
+        let (status, head, _) = publish(&node, path, "1", &["--header", host]).await;
+        assert_eq!((status, field(&head, "hermes-subscribers")), (204, Some(subscribers)), "{path} {host}");
+    }
+}
+
+#[tokio::test]
 async fn a_publication_goes_to_one_of_a_group() {
     let overlay = Overlay::new(hermes()).unwrap();
     let node = overlay.node("relay").document(RELAY).start().await.unwrap();
@@ -319,9 +358,10 @@ async fn a_publication_goes_to_one_of_a_group() {
         [&SUBSCRIBE[..], &["--header", "accept: application/x-ndjson", "--header", "hermes-group: w"]].concat();
     let mut first = Subscriber::new(&node, "/events/jobs", &worker, 1).await;
     let mut second = Subscriber::new(&node, "/events/jobs", &worker, 2).await;
-    for _ in 0..2 {
-        let (_, head, _) = publish(&node, "/events/jobs", "job", &["--header", "hermes-deliver: one"]).await;
+    for job in ["1", "2"] {
+        let (_, head, _) = publish(&node, "/events/jobs", job, &["--header", "hermes-deliver: one"]).await;
         assert_eq!((field(&head, "hermes-subscribers"), field(&head, "hermes-delivered")), (Some("2"), Some("1")));
+        assert_eq!(field(&head, "hermes-event-id"), None, "it has no place in the channel");
     }
     // One each.
     let [one, other] = [first.line().await, second.line().await];

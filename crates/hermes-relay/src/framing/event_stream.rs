@@ -13,6 +13,11 @@ use crate::Delivery;
 /// A comment.
 pub(super) const HEARTBEAT: Bytes = Bytes::from_static(b":\n\n");
 
+/// An identifier without an event. A browser resumes from it.
+pub(super) fn begin(position: &str) -> Bytes {
+    format!("id: {position}\n\n").into()
+}
+
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool) {
     let (channel, kind, data) = match delivery {
         Delivery::Publication(publication) => {
@@ -22,13 +27,11 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
                 _ => (&publication.channel, Some("base64"), BASE64_STANDARD.encode(body)),
             }
         }
-        Delivery::Gap { channel, missed } => (channel, Some("gap"), super::missed_text(*missed)),
+        Delivery::Gap { channel, missed, .. } => (channel, Some("gap"), super::missed_text(*missed)),
     };
-    if !position.is_empty() {
-        out.extend_from_slice(b"id: ");
-        out.extend_from_slice(position.as_bytes());
-        out.push(b'\n');
-    }
+    out.extend_from_slice(b"id: ");
+    out.extend_from_slice(position.as_bytes());
+    out.push(b'\n');
     // The path of a URI has no line feed.
     let channel = super::path_of(channel);
     match (kind, names_channel) {

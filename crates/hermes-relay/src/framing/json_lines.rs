@@ -11,9 +11,7 @@ use crate::Delivery;
 
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool) {
     let mut line = Map::new();
-    if !position.is_empty() {
-        line.insert("id".to_owned(), position.into());
-    }
+    line.insert("id".to_owned(), position.into());
     let channel = match delivery {
         Delivery::Publication(publication) => {
             if let Some(kind) = super::content_type(publication) {
@@ -26,7 +24,7 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
             };
             &publication.channel
         }
-        Delivery::Gap { channel, missed } => {
+        Delivery::Gap { channel, missed, .. } => {
             line.insert("missed".to_owned(), missed.map_or(Value::Null, Value::from));
             channel
         }

@@ -26,9 +26,7 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
         out.extend_from_slice(value);
         out.extend_from_slice(b"\r\n");
     };
-    if !position.is_empty() {
-        field(out, &EVENT_ID, position.as_bytes());
-    }
+    field(out, &EVENT_ID, position.as_bytes());
     let (channel, body) = match delivery {
         Delivery::Publication(publication) => {
             for (name, value) in &publication.content.headers {
@@ -36,7 +34,7 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
             }
             (&publication.channel, &publication.content.body[..])
         }
-        Delivery::Gap { channel, missed } => {
+        Delivery::Gap { channel, missed, .. } => {
             field(out, &MISSED, super::missed_text(*missed).as_bytes());
             (channel, &[][..])
         }
@@ -66,12 +64,17 @@ pub struct Part {
     pub headers: HeaderMap,
     /// Its content.
     pub body: Bytes,
+    /// The length of content that was skipped, since it is longer than the reader allows.
+    pub skipped: Option<usize>,
 }
 
 impl Part {
     /// Whether the part only keeps the connection open.
     pub fn is_heartbeat(&self) -> bool {
-        self.body.is_empty() && !self.headers.contains_key(EVENT_ID) && !self.headers.contains_key(MISSED)
+        self.body.is_empty()
+            && self.skipped.is_none()
+            && !self.headers.contains_key(EVENT_ID)
+            && !self.headers.contains_key(MISSED)
     }
 }
 
@@ -90,9 +93,6 @@ pub enum MalformedPart {
     /// A head that is too long.
     #[error("the head of a part is longer than {MAX_HEAD_BYTES} bytes")]
     LongHead,
-    /// A body of this many bytes.
-    #[error("a part of {0} bytes is longer than allowed")]
-    LongBody(usize),
 }
 
 /// Reads the parts of a response.
@@ -106,10 +106,12 @@ pub struct Parser {
     has_begun: bool,
     has_ended: bool,
     max_body: usize,
+    /// Bytes of a part that are dropped as they arrive.
+    to_skip: usize,
 }
 
 impl Parser {
-    /// A parser for parts of at most `max_body` bytes. `content_type` is that of the response. `None`: it names no boundary.
+    /// A parser that skips the content of parts with more than `max_body` bytes. `content_type` is that of the response. `None`: it names no boundary.
     pub fn new(content_type: &str, max_body: usize) -> Option<Self> {
         let (kind, parameters) = content_type.split_once(';')?;
         if !kind.trim().eq_ignore_ascii_case("multipart/mixed") {
@@ -124,6 +126,7 @@ impl Parser {
             has_begun: false,
             has_ended: false,
             max_body,
+            to_skip: 0,
         })
     }
 
@@ -140,8 +143,14 @@ impl Parser {
     /// Returns the next part. `None`: more bytes are needed, or the stream has ended.
     ///
     /// # Errors
-    /// The bytes are malformed, or a part is too long.
+    /// The bytes are malformed.
     pub fn next_part(&mut self) -> Result<Option<Part>, MalformedPart> {
+        let skipped = self.to_skip.min(self.buffer.len());
+        self.buffer.advance(skipped);
+        self.to_skip -= skipped;
+        if self.to_skip > 0 {
+            return Ok(None);
+        }
         if self.has_ended || (self.is_before_delimiter && !self.take_delimiter()?) {
             return Ok(None);
         }
@@ -156,7 +165,10 @@ impl Parser {
         let length = headers.remove(CONTENT_LENGTH).ok_or(MalformedPart::Length)?;
         let length: usize = length.to_str().ok().and_then(|text| text.parse().ok()).ok_or(MalformedPart::Length)?;
         if length > self.max_body {
-            return Err(MalformedPart::LongBody(length));
+            self.buffer.advance(head);
+            self.to_skip = length;
+            self.is_before_delimiter = true;
+            return Ok(Some(Part { headers, body: Bytes::new(), skipped: Some(length) }));
         }
         if self.buffer.len() < head + length {
             return Ok(None);
@@ -165,7 +177,7 @@ impl Parser {
         let body = self.buffer.split_to(length).freeze();
         self.is_before_delimiter = true;
         // A part is whole before the delimiter after it has arrived.
-        Ok(Some(Part { headers, body }))
+        Ok(Some(Part { headers, body, skipped: None }))
     }
 
     /// Returns false if more bytes are needed, or the stream has ended.

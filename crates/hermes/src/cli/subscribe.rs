@@ -124,6 +124,7 @@ impl Session {
             Err(error) => return Ok(Received::Failed(error)),
         };
         self.has_begun = true;
+        self.options.after.get_or_insert_with(|| subscriber.position().to_owned());
         loop {
             match subscriber.next().await {
                 Ok(Some(event)) => self.print(event)?,
@@ -138,8 +139,13 @@ impl Session {
 
     fn print(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
-            Event::Missed(missed) if self.as_json => print(&format!("{}\n", json!({"missed": missed}))),
-            Event::Missed(missed) => {
+            Event::Missed { id, count: missed } if self.as_json => {
+                let line = format!("{}\n", json!({"id": id, "missed": missed}));
+                self.options.after = Some(id);
+                print(&line)
+            }
+            Event::Missed { id, count: missed } => {
+                self.options.after = Some(id);
                 let missed = missed.and_then(|missed| usize::try_from(missed).ok());
                 let text = missed.map_or_else(|| "publications".to_owned(), |missed| counted(missed, "publication"));
                 eprintln!("hermes: missed {text}");
