@@ -25,6 +25,11 @@ use crate::stream::{ByteStream, CHUNK, Received, has_parted};
 const CHUNKS_A_TURN: usize = 32;
 /// The number of steps for which a spliced move counts, which has up to 256 KiB.
 const SPLICE_CHUNKS: usize = 3;
+/// The number of bytes below which a move costs more than a copy. A pipe has a slot for each frame, and sends the bytes of
+/// each slot as a fragment of its own: 64 frames of 1,448 bytes are the most, where the network card does not join them.
+const MIN_SPLICED: usize = 96 << 10;
+/// The number of chunks that are copied after a move of few bytes, before another one is tried.
+const COPIES_AFTER_SMALL_MOVE: u32 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -53,6 +58,8 @@ struct Direction {
     pipe: Option<Pipe>,
     /// The last read filled its buffer, so that more bytes are likely.
     is_bulk: bool,
+    /// The number of chunks to copy before bytes are spliced again.
+    copies_left: u32,
 }
 
 /// The side of a tunnel that failed, and its error.
@@ -160,7 +167,7 @@ fn named(failure: Failure, session: &Session) -> Error {
 
 impl Direction {
     fn new(from_client: bool) -> Self {
-        Self { state: State::Reading, chunk: Bytes::new(), from_client, pipe: None, is_bulk: false }
+        Self { state: State::Reading, chunk: Bytes::new(), from_client, pipe: None, is_bulk: false, copies_left: 0 }
     }
 
     /// Bytes wait for the sink.
@@ -253,7 +260,8 @@ impl Direction {
     fn take(&mut self, received: Received, sink: &ByteStream, session: &Session) -> State {
         match received {
             Received::Chunk(chunk) => {
-                self.is_bulk = chunk.len() >= CHUNK;
+                self.is_bulk = chunk.len() >= CHUNK && self.copies_left == 0;
+                self.copies_left = self.copies_left.saturating_sub(1);
                 self.chunk = chunk;
                 State::Writing
             }
@@ -311,6 +319,7 @@ impl Direction {
                     self.state = if tcp::is_at_urgent(from) { State::Reading } else { State::Finishing };
                     return Poll::Ready(Ok(()));
                 }
+                Poll::Ready(Ok(filled)) if filled < MIN_SPLICED => self.copies_left = COPIES_AFTER_SMALL_MOVE,
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(MoveError::Source(error))),
                 Poll::Pending => {
@@ -323,6 +332,8 @@ impl Direction {
         let drained = pipe.poll_drain(cx, to, moved);
         if !pipe.is_empty() {
             self.pipe = Some(pipe);
+        } else if self.copies_left > 0 {
+            self.state = State::Reading;
         }
         drained.map_err(MoveError::Sink)
     }
