@@ -46,6 +46,13 @@ pub(crate) enum UpgradeKind {
     Upgrade(Arc<str>),
 }
 
+impl UpgradeKind {
+    /// True for an upgrade to this protocol.
+    pub(crate) fn is_to(&self, protocol: &str) -> bool {
+        matches!(self, Self::Upgrade(requested) if **requested == *protocol)
+    }
+}
+
 /// An exchange from a neighbour in custody, as its session refers to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InboundExchange {

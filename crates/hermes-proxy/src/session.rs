@@ -31,7 +31,7 @@ use crate::worker::Worker;
 use crate::{custody, filters, upgrade};
 use hermes_architecture::dial_target;
 use hermes_outbound::generation::Generation;
-use hermes_relay_service::RelayRequest;
+use hermes_relay_service::{RelayRequest, SocketOutcome};
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
 use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules};
@@ -241,6 +241,14 @@ async fn act(
                 rewritten.map_err(|error| Error::Malformed(error.to_string()))?;
             }
             Ok(ActionOutcome::Response(response))
+        }
+        (Action::Relay(settings), Kind::Http) if request.upgrade.is_to(hermes_relay_service::WEBSOCKET) => {
+            let relays = &worker.services.relays;
+            let of_relay = RelayRequest { worker, relays, entry, route, settings };
+            Ok(match hermes_relay_service::serve_websocket(&of_relay)? {
+                SocketOutcome::Tunnel(stream) => tunnel(&mut request, UpstreamEnd::Stream(stream)),
+                SocketOutcome::Refused(response) => ActionOutcome::Response(response),
+            })
         }
         (Action::Race(_), Kind::Http) if content_race::is_raced(&request) => {
             let (worker, entry, route) = (worker.clone(), entry.clone(), route.clone());

@@ -4,9 +4,12 @@
 //! publisher how many subscribers it reached. The rules are those of `hermes-relay`; this crate adds HTTP, time and
 //! waiting. Never: a queue or a table of its own.
 
+mod deliveries;
+mod origin;
 mod publish;
 mod registry;
 mod subscribe;
+mod websocket;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,9 +20,11 @@ use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
+use hermes_transport::stream::ByteStream;
 use http::header::{ALLOW, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 
+use self::origin::Page;
 pub use self::registry::Relays;
 
 /// The fields of requests and responses.
@@ -59,16 +64,45 @@ pub struct RelayRequest<'a> {
 /// The request is malformed, a limit is reached, or the client went away.
 pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Response<Body>, Error> {
     let facts = &request.entry.facts;
-    match facts.method {
-        Method::GET => subscribe::serve(request),
-        Method::PUT | Method::POST => publish::serve(request, body).await,
+    let page = Page::of(facts, &request.settings.origins)?;
+    if let Some(response) = origin::preflight(facts, &page) {
+        return Ok(response);
+    }
+    let mut response = match facts.method {
+        Method::GET => subscribe::serve(request)?,
+        Method::PUT | Method::POST => publish::serve(request, body).await?,
         _ => {
             let text = "a channel has no such method; GET subscribes, PUT and POST publish\n";
             let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, text.to_owned());
             response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, PUT, POST"));
-            Ok(response)
+            response
         }
-    }
+    };
+    page.admit(response.headers_mut());
+    Ok(response)
+}
+
+/// The protocol of tunnels that a relay serves.
+pub const WEBSOCKET: &str = "websocket";
+
+/// A tunnel of a WebSocket, or the response that refuses it.
+pub enum SocketOutcome {
+    /// The far end of the tunnel.
+    Tunnel(ByteStream),
+    /// A bound of the relay is reached.
+    Refused(Response<Body>),
+}
+
+/// Serves a request of a route with `relay` that opens a WebSocket.
+///
+/// # Errors
+/// The request is malformed, or its page may not use the relay.
+pub fn serve_websocket(request: &RelayRequest<'_>) -> Result<SocketOutcome, Error> {
+    Page::of(&request.entry.facts, &request.settings.origins)?;
+    Ok(match subscribe::begin(request)? {
+        Ok(begun) => SocketOutcome::Tunnel(websocket::stream(request, begun)),
+        Err(error) => SocketOutcome::Refused(subscribe::refused(request, &error)),
+    })
 }
 
 /// A response with a reason, and no more.

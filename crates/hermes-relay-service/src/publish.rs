@@ -5,7 +5,8 @@
 //! Never: a write to a subscriber's connection.
 
 use std::pin::pin;
-use std::task::Poll;
+use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -15,12 +16,14 @@ use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Rece
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::metrics::{ResultLabels, RouteLabels};
+use hermes_transport::runtime::Shared;
 use http::header::{CONTENT_LENGTH, HeaderName};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
+use crate::registry::RelayClock;
 use crate::{DELIVER, DELIVERED, RELAY, RelayRequest, SUBSCRIBERS, channel, refusal, text};
 
 /// The fields that describe the content of a publication all begin so.
@@ -39,39 +42,114 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         Some("one") => Audience::OneOfEachGroup,
         Some(_) => return Err(Error::Malformed(format!("{DELIVER} must be all or one"))),
     };
-    let relay = request.relays.of(&request.route.name, request.settings);
+    let outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
     // Publications that wait for room count, too.
-    let mut reserved = relay.reserve();
-    let body = match read(request, &relay, &mut reserved, body).await? {
+    let mut reserved = outlet.relay.reserve();
+    let body = match read(request, &outlet.relay, &mut reserved, body).await? {
         Ok(body) => body,
         Err(Unread::TooLong) => {
             let most = request.settings.unit;
             let reason = format!("a publication of this route has at most {most} bytes (`relay.unit`)\n");
             return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, reason));
         }
-        Err(Unread::Refused(error)) => return Ok(refused(request, &error)),
+        Err(Unread::Refused(error)) => return Ok(refused(&error)),
     };
     let content = NewPublication { headers: content_fields(&facts.headers), body };
-    let name = channel(request.entry, None);
-    let published = match mode {
-        RelayMode::Realtime => relay.publish_realtime(&name, content, audience, rand::random(), request.relays.now()),
-        RelayMode::Reliable => reliable(request, &relay, &name, &content, audience).await,
-    };
+    // A slow subscriber may take longer than the timeouts of the route.
+    request.entry.set_held(true);
+    let published = outlet.publish(content).await;
+    request.entry.set_held(false);
     match published {
-        Ok(receipt) => {
-            count(request, &receipt);
-            Ok(answer(receipt))
-        }
-        Err(error) => Ok(refused(request, &error)),
+        Ok(receipt) => Ok(answer(receipt)),
+        Err(error) => Ok(refused(&error)),
     }
 }
 
-fn refused(request: &RelayRequest<'_>, error: &PublishError) -> Response<Body> {
-    request.worker.shared.metrics.limit(match error {
-        PublishError::TooManyChannels(_) => "relay-channels",
-        PublishError::Memory(_) => "relay-memory",
-        PublishError::Closed => return refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
-    });
+/// A channel to publish to, in one mode.
+#[derive(Clone)]
+pub(crate) struct Outlet {
+    pub(crate) relay: Arc<Relay>,
+    channel: Arc<str>,
+    mode: RelayMode,
+    audience: Audience,
+    route: Arc<str>,
+    clock: RelayClock,
+    shared: Arc<Shared>,
+}
+
+impl Outlet {
+    pub(crate) fn new(request: &RelayRequest<'_>, channel: Arc<str>, mode: RelayMode, audience: Audience) -> Self {
+        Self {
+            relay: request.relays.of(&request.route.name, request.settings),
+            channel,
+            mode,
+            audience,
+            route: request.route.name.clone(),
+            clock: request.relays.clock(),
+            shared: request.worker.shared.clone(),
+        }
+    }
+
+    pub(crate) fn route(&self) -> &Arc<str> {
+        &self.route
+    }
+
+    /// Publishes, and counts. A reliable publication waits until all queues have room, and until reliable publications before
+    /// it are in them.
+    pub(crate) async fn publish(&self, content: NewPublication) -> Result<Receipt, PublishError> {
+        let published = match self.mode {
+            RelayMode::Realtime => {
+                let (epoch, now) = (rand::random(), self.clock.now());
+                self.relay.publish_realtime(&self.channel, content, self.audience, epoch, now)
+            }
+            RelayMode::Reliable => self.publish_reliable(&content).await,
+        };
+        match &published {
+            Ok(receipt) => self.count(receipt),
+            Err(PublishError::TooManyChannels(_)) => self.shared.metrics.limit("relay-channels"),
+            Err(PublishError::Memory(_)) => self.shared.metrics.limit("relay-memory"),
+            Err(PublishError::Closed) => {}
+        }
+        published
+    }
+
+    async fn publish_reliable(&self, content: &NewPublication) -> Result<Receipt, PublishError> {
+        let turn = self.relay.turn(&self.channel);
+        let _turn = match &turn {
+            // The semaphore is never closed.
+            Some(turn) => turn.acquire().await.ok(),
+            None => None,
+        };
+        let epoch = rand::random();
+        let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
+        std::future::poll_fn(|cx| {
+            loop {
+                let (now, waker) = (self.clock.now(), cx.waker());
+                match self.relay.poll_publish_reliable(&self.channel, content, self.audience, epoch, waker, now) {
+                    Ok(PublishProgress::Done(receipt)) => return Poll::Ready(Ok(receipt)),
+                    Ok(PublishProgress::Waiting { until }) => {
+                        timer.as_mut().reset(Instant::now() + until.saturating_sub(now));
+                        ready!(timer.as_mut().poll(cx));
+                    }
+                    Err(error) => return Poll::Ready(Err(error)),
+                }
+            }
+        })
+        .await
+    }
+
+    fn count(&self, receipt: &Receipt) {
+        let metrics = &self.shared.metrics;
+        metrics.relay_publications.get_or_create(&RouteLabels { route: self.route.clone() }).inc();
+        for (result, count) in [("queued", receipt.delivered), ("dropped", receipt.dropped)] {
+            if count > 0 {
+                metrics.relay_deliveries.get_or_create(&ResultLabels { result }).inc_by(count);
+            }
+        }
+    }
+}
+
+fn refused(error: &PublishError) -> Response<Body> {
     refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
 }
 
@@ -102,6 +180,7 @@ async fn read(
             return Ok(Err(Unread::TooLong));
         }
         if let Err(error) = relay.reserve_more(reserved, data.len() as u64) {
+            request.worker.shared.metrics.limit("relay-memory");
             return Ok(Err(Unread::Refused(error)));
         }
         whole.extend_from_slice(&data);
@@ -116,54 +195,6 @@ fn content_fields(headers: &HeaderMap) -> HeaderMap {
     // A clone of a value would keep the buffer of the whole head.
     let copied = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).ok();
     fields.filter_map(|(name, value)| Some((name.clone(), copied(value)?))).collect()
-}
-
-/// Publishes as soon as all queues have room, and reliable publications before this one are in them.
-async fn reliable(
-    request: &RelayRequest<'_>,
-    relay: &Relay,
-    name: &str,
-    content: &NewPublication,
-    audience: Audience,
-) -> Result<Receipt, PublishError> {
-    let (epoch, relays) = (rand::random(), request.relays);
-    // A slow subscriber may take longer than the timeouts of the route.
-    request.entry.set_held(true);
-    let turn = relay.turn(name);
-    let _turn = match &turn {
-        // The semaphore is never closed.
-        Some(turn) => turn.acquire().await.ok(),
-        None => None,
-    };
-    let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
-    let published = std::future::poll_fn(|cx| {
-        loop {
-            let now = relays.now();
-            match relay.poll_publish_reliable(name, content, audience, epoch, cx.waker(), now) {
-                Ok(PublishProgress::Done(receipt)) => return Poll::Ready(Ok(receipt)),
-                Ok(PublishProgress::Waiting { until }) => {
-                    timer.as_mut().reset(Instant::now() + until.saturating_sub(now));
-                    if timer.as_mut().poll(cx).is_pending() {
-                        return Poll::Pending;
-                    }
-                }
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-    })
-    .await;
-    request.entry.set_held(false);
-    published
-}
-
-fn count(request: &RelayRequest<'_>, receipt: &Receipt) {
-    let metrics = &request.worker.shared.metrics;
-    metrics.relay_publications.get_or_create(&RouteLabels { route: request.route.name.clone() }).inc();
-    for (result, count) in [("queued", receipt.delivered), ("dropped", receipt.dropped)] {
-        if count > 0 {
-            metrics.relay_deliveries.get_or_create(&ResultLabels { result }).inc_by(count);
-        }
-    }
 }
 
 fn answer(receipt: Receipt) -> Response<Body> {

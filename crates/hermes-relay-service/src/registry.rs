@@ -24,6 +24,18 @@ pub struct Relays {
     swept: AtomicU64,
 }
 
+/// The time as relays count it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RelayClock {
+    began: Instant,
+}
+
+impl RelayClock {
+    pub(crate) fn now(self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
 #[derive(Default)]
 struct RelayTable {
     /// The routes that are relays now.
@@ -44,9 +56,8 @@ impl Relays {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time as relays count it.
-    pub(crate) fn now(&self) -> Duration {
-        self.began.elapsed()
+    pub(crate) fn clock(&self) -> RelayClock {
+        RelayClock { began: self.began }
     }
 
     /// The relay of a route. It is closed if the node no longer serves the route: a worker may still decide by the
@@ -98,7 +109,7 @@ impl Relays {
 
     /// Forgets channels that nobody uses, and reports the numbers of all relays, at most once a second.
     pub fn sweep(&self, metrics: &Metrics) {
-        let now = self.now();
+        let now = self.clock().now();
         let (swept, milliseconds) = (self.swept.load(Ordering::Relaxed), now.as_millis() as u64);
         if milliseconds < swept + SWEEP_INTERVAL.as_millis() as u64 {
             return;

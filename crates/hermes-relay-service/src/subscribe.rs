@@ -4,27 +4,21 @@
 //! body has one publication after the other, until the timeout has passed or the client leaves. Never: more of the
 //! queue in the body than one write to the client.
 
-use std::pin::Pin;
-use std::rc::Rc;
-use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::PathAndQuery;
-use hermes_model::snapshot::Snapshot;
 use hermes_relay::framing::{EVENT_ID, Framing};
-use hermes_relay::{Delivery, End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
+use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, SubscriptionId};
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
-use hermes_transport::runtime::WorkerContext;
-use hermes_transport::runtime::session::SessionEntry;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use http_body::{Frame, SizeHint};
-use tokio::time::{Instant, Sleep};
 
+use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
 use crate::{
     BRAID_SUBSCRIBE, CHANNELS, GROUP, INCREMENTAL, LAST_EVENT_ID, MAX_TIMEOUT, RelayRequest, SUBSCRIBE, SUBSCRIPTION,
     TIMEOUT, channel, lines, refusal, subject, text,
@@ -39,10 +33,8 @@ const MAX_GROUP: usize = 64;
 
 pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
     let headers = &request.entry.facts.headers;
-    let query = Query::of(&request.entry.facts.path);
-    let timeout = text(headers, &TIMEOUT)?.or(query.timeout).map(seconds).transpose()?;
     if let Some(id) = text(headers, &SUBSCRIPTION)? {
-        return refresh(request, id, timeout);
+        return refresh(request, id, timeout(request)?);
     }
     let accept = text(headers, &ACCEPT)?;
     let is_event_source = accept.is_some_and(|accept| accept.to_ascii_lowercase().contains("text/event-stream"));
@@ -59,29 +51,58 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
         let reason = "a subscription is text/event-stream, multipart/mixed or application/x-ndjson\n".to_owned();
         return Ok(refusal(StatusCode::NOT_ACCEPTABLE, reason));
     };
-    let channels = channels(request)?;
-    let after = match text(headers, &LAST_EVENT_ID)?.or(query.last_event_id) {
-        Some(position) => read_position(position, channels.names.len())?,
-        None => vec![None; channels.names.len()],
+    match begin(request)? {
+        Ok(begun) => Ok(stream(begun, framing)),
+        Err(error) => Ok(refused(request, &error)),
+    }
+}
+
+/// A subscription that has begun, and its timeout.
+pub(crate) struct Begun {
+    pub(crate) deliveries: Deliveries,
+    pub(crate) timeout: Duration,
+}
+
+/// Begins the subscription that a request describes.
+pub(crate) fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, SubscribeError>, Error> {
+    let headers = &request.entry.facts.headers;
+    let Channels { names, others } = channels(request)?;
+    let after = match text(headers, &LAST_EVENT_ID)?.or(Query::of(&request.entry.facts.path).last_event_id) {
+        Some(position) => read_position(position, names.len())?,
+        None => vec![None; names.len()],
     };
     let group = text(headers, &GROUP)?.map(Arc::<str>::from);
     if group.as_ref().is_some_and(|group| group.is_empty() || group.len() > MAX_GROUP) {
         return Err(Error::Malformed(format!("{GROUP} must have 1 to {MAX_GROUP} characters")));
     }
-    let timeout = timeout.unwrap_or(request.settings.max_timeout);
+    let timeout = timeout(request)?.unwrap_or(request.settings.max_timeout);
     let relay = request.relays.of(&request.route.name, request.settings);
     let wanted = SubscribeRequest {
         id: SubscriptionId(rand::random()),
         subject: subject(request.entry),
-        channels: channels.names.into_iter().zip(after).collect(),
+        channels: names.into_iter().zip(after).collect(),
         group,
         timeout,
         epoch: rand::random(),
     };
-    match relay.subscribe(wanted, request.relays.now()) {
-        Ok(subscription) => Ok(stream(request, subscription, framing, channels.others, timeout)),
-        Err(error) => Ok(refused(request, &error)),
-    }
+    let clock = request.relays.clock();
+    Ok(relay.subscribe(wanted, clock.now()).map(|subscription| {
+        let scope = DeliveryScope {
+            route: request.route.name.clone(),
+            others,
+            heartbeat: request.settings.heartbeat,
+            clock,
+            worker: request.worker.clone(),
+            entry: request.entry.clone(),
+        };
+        Begun { deliveries: Deliveries::new(subscription, scope), timeout }
+    }))
+}
+
+/// The timeout that a request asks for.
+fn timeout(request: &RelayRequest<'_>) -> Result<Option<Duration>, Error> {
+    let facts = &request.entry.facts;
+    text(&facts.headers, &TIMEOUT)?.or(Query::of(&facts.path).timeout).map(seconds).transpose()
 }
 
 /// The fields that a client can only write into the query: EventSource sends none of its own.
@@ -115,7 +136,8 @@ fn seconds(text: &str) -> Result<Duration, Error> {
 fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> Result<Response<Body>, Error> {
     let relay = request.relays.of(&request.route.name, request.settings);
     let timeout = timeout.unwrap_or(request.settings.max_timeout);
-    let refreshed = id.parse().and_then(|id| relay.refresh(id, &subject(request.entry), timeout, request.relays.now()));
+    let refreshed =
+        id.parse().and_then(|id| relay.refresh(id, &subject(request.entry), timeout, request.relays.clock().now()));
     if let Err(error) = refreshed {
         return Ok(refused(request, &error));
     }
@@ -125,7 +147,7 @@ fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> R
     Ok(response)
 }
 
-fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Response<Body> {
+pub(crate) fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Response<Body> {
     let metrics = &request.worker.shared.metrics;
     let status = match error {
         SubscribeError::TimeoutTooLong(_) => StatusCode::BAD_REQUEST,
@@ -188,18 +210,6 @@ fn channels(request: &RelayRequest<'_>) -> Result<Channels, Error> {
     Ok(all)
 }
 
-/// Whether the request would have this route at another path. A subscription to several channels must not bypass the
-/// routes for each of them.
-fn leads_to(route: &Arc<str>, entry: &SessionEntry, path: &PathAndQuery, snapshot: &Snapshot) -> bool {
-    let mut facts = (*entry.facts).clone();
-    facts.path = path.clone();
-    matches!(decide(&facts, snapshot), Decision::Act(other) if other.name == *route)
-}
-
-fn position_text(position: &[EventId]) -> String {
-    position.iter().map(EventId::to_string).collect::<Vec<_>>().join(",")
-}
-
 /// Reads a position: the latest publication of each channel, or `-` for a channel without one.
 fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Error> {
     let one = |part: &str| if part.trim() == "-" { Ok(None) } else { part.parse().map(Some) };
@@ -212,34 +222,14 @@ fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Er
     Ok(ids)
 }
 
-fn stream(
-    request: &RelayRequest<'_>,
-    subscription: Subscription,
-    framing: Framing,
-    others: Vec<PathAndQuery>,
-    timeout: Duration,
-) -> Response<Body> {
-    // Heartbeats keep the connection open, so no timeout of the route applies.
-    request.entry.set_held(true);
-    let content_type = framing.content_type();
-    let id = subscription.id().to_string();
-    let heartbeat = request.settings.heartbeat;
-    let position: Vec<EventId> = subscription.channels().map(|(_, start)| start).collect();
-    let start = position_text(&position);
+fn stream(begun: Begun, framing: Framing) -> Response<Body> {
+    let Begun { deliveries, timeout } = begun;
+    let (content_type, start) = (framing.content_type(), deliveries.position());
+    let id = deliveries.subscription.id().to_string();
     let mut response = Response::new(Body::boxed(SubscriptionBody {
         start: Some(framing.begin(&start)),
-        names_channel: !others.is_empty(),
-        route: request.route.name.clone(),
-        others,
-        decided_by: Arc::downgrade(&request.worker.snapshot()),
-        subscription,
+        deliveries,
         framing,
-        position,
-        heartbeat,
-        timer: Box::pin(tokio::time::sleep(heartbeat)),
-        relay_time: RelayTime { began: Instant::now(), offset: request.relays.now() },
-        worker: request.worker.clone(),
-        entry: request.entry.clone(),
         has_ended: false,
     }));
     let headers = response.headers_mut();
@@ -254,73 +244,25 @@ fn stream(
     response
 }
 
-/// The time as the relay counts it.
-struct RelayTime {
-    began: Instant,
-    offset: Duration,
-}
-
-impl RelayTime {
-    fn now(&self) -> Duration {
-        self.offset + self.began.elapsed()
-    }
-}
-
 /// The body of a subscription.
 struct SubscriptionBody {
     /// The bytes before the first delivery, until they are sent.
     start: Option<Bytes>,
-    subscription: Subscription,
+    deliveries: Deliveries,
     framing: Framing,
-    names_channel: bool,
-    /// The latest publication of each channel that was written, or that the subscriber knows it lacks.
-    position: Vec<EventId>,
-    route: Arc<str>,
-    /// The paths of all channels but the first, about which each new configuration decides again.
-    others: Vec<PathAndQuery>,
-    /// The configuration that has decided about them. It must not stay in memory after a reload.
-    decided_by: Weak<Snapshot>,
-    heartbeat: Duration,
-    /// The next heartbeat, or the end of the subscription.
-    timer: Pin<Box<Sleep>>,
-    relay_time: RelayTime,
-    worker: Rc<WorkerContext>,
-    entry: Rc<SessionEntry>,
     has_ended: bool,
 }
 
 impl SubscriptionBody {
-    /// Writes a delivery.
-    fn write(&mut self, out: &mut Vec<u8>, delivery: &Delivery) {
-        let (channel, id) = match delivery {
-            Delivery::Publication(publication) => (&publication.channel, publication.id),
-            Delivery::Gap { channel, until, .. } => (channel, Some(*until)),
-        };
-        if let Some(at) = self.subscription.channels().position(|(name, _)| name == channel)
-            && let Some(id) = id
-        {
-            self.position[at] = id;
-        }
-        self.framing.write(out, delivery, &position_text(&self.position), self.names_channel);
-    }
-
-    /// Whether the client may still read all channels. The session's own decision is about the first one.
-    fn is_allowed(&mut self) -> bool {
-        let snapshot = self.worker.snapshot();
-        if self.others.is_empty() || self.decided_by.as_ptr() == Arc::as_ptr(&snapshot) {
-            return true;
-        }
-        self.decided_by = Arc::downgrade(&snapshot);
-        self.others.iter().all(|path| leads_to(&self.route, &self.entry, path, &snapshot))
-    }
-
-    fn end(&mut self, end: End) -> Option<Result<Frame<Bytes>, Error>> {
+    fn end(&mut self, ended: Ended) -> Option<Result<Frame<Bytes>, Error>> {
         self.has_ended = true;
-        match end {
-            End::Expired => Some(self.framing.end()).filter(|end| !end.is_empty()).map(|end| Ok(Frame::data(end))),
+        match ended {
+            Ended::ByRelay(End::Expired) => {
+                Some(self.framing.end()).filter(|end| !end.is_empty()).map(|end| Ok(Frame::data(end)))
+            }
             // A client that reads nothing at all loses its connection by the timeout `progress`.
-            End::Stalled => Some(Err(Error::ClientGone(end.to_string()))),
-            End::Closed => Some(Err(Error::Reconfigured(end.to_string()))),
+            Ended::ByRelay(End::Stalled) => Some(Err(Error::ClientGone(ended.to_string()))),
+            Ended::ByRelay(End::Closed) | Ended::Denied => Some(Err(Error::Reconfigured(ended.to_string()))),
         }
     }
 }
@@ -333,38 +275,25 @@ impl BoxedBody for SubscriptionBody {
         if let Some(start) = self.start.take().filter(|start| !start.is_empty()) {
             return Poll::Ready(Some(Ok(Frame::data(start))));
         }
-        if !self.is_allowed() {
-            self.has_ended = true;
-            let reason = "a channel of the subscription is no longer one of its route for this client";
-            return Poll::Ready(Some(Err(Error::Reconfigured(reason.to_owned()))));
-        }
         let mut out = Vec::new();
         loop {
-            match self.subscription.poll_next(cx, self.relay_time.now()) {
+            match self.deliveries.poll_delivery(cx) {
                 Poll::Ready(Ok(delivery)) => {
-                    self.write(&mut out, &delivery);
+                    let names_channel = self.deliveries.has_several_channels();
+                    self.framing.write(&mut out, &delivery, &self.deliveries.position(), names_channel);
                     if out.len() >= FRAME_BYTES {
                         return Poll::Ready(Some(Ok(Frame::data(out.into()))));
                     }
                 }
                 // The next poll reports the end.
                 Poll::Ready(Err(_)) | Poll::Pending if !out.is_empty() => {
-                    self.timer.as_mut().reset(Instant::now() + self.heartbeat);
+                    self.deliveries.delay_heartbeat();
                     return Poll::Ready(Some(Ok(Frame::data(out.into()))));
                 }
-                Poll::Ready(Err(end)) => return Poll::Ready(self.end(end)),
+                Poll::Ready(Err(ended)) => return Poll::Ready(self.end(ended)),
                 Poll::Pending => {
-                    let until_end = self.subscription.deadline().saturating_sub(self.relay_time.now());
-                    let at = (Instant::now() + until_end).min(self.timer.deadline());
-                    if at < self.timer.deadline() {
-                        self.timer.as_mut().reset(at);
-                    }
-                    if self.timer.as_mut().poll(cx).is_pending() {
-                        return Poll::Pending;
-                    }
-                    self.timer.as_mut().reset(Instant::now() + self.heartbeat);
-                    if self.subscription.deadline() > self.relay_time.now() {
-                        self.entry.touch(&self.worker);
+                    ready!(self.deliveries.poll_idle(cx));
+                    if self.deliveries.is_live() {
                         return Poll::Ready(Some(Ok(Frame::data(self.framing.heartbeat()))));
                     }
                 }

@@ -486,6 +486,11 @@ impl Subscription {
         self.queue.deadline()
     }
 
+    /// Gives it another timeout, from now on. Returns false if it has ended.
+    pub fn refresh(&self, timeout: Duration, now: Duration) -> bool {
+        self.queue.extend(now + timeout, now)
+    }
+
     /// Takes the next delivery.
     ///
     /// # Errors

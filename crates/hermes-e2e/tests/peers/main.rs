@@ -6,3 +6,4 @@ mod envoy;
 mod h2spec;
 mod lifecycle;
 mod ndn;
+mod relay;

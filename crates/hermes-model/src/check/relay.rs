@@ -15,6 +15,19 @@ const GIB: u64 = 1 << 30;
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
+/// Whether the text is an origin as browsers send it (the Fetch Standard, section 3.2): without a path, and without the
+/// default port.
+fn is_origin(text: &str) -> bool {
+    let Some((scheme, authority)) = text.split_once("://") else { return false };
+    let default = match scheme {
+        "http" => ":80",
+        "https" => ":443",
+        _ => return false,
+    };
+    let is_known = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
+    !authority.is_empty() && authority.bytes().all(is_known) && !authority.ends_with(default)
+}
+
 /// Builds a relay.
 pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> Relay {
     let mut number = |key: &str, value: Option<usize>, default: usize, allowed: RangeInclusive<usize>| {
@@ -36,6 +49,13 @@ pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> 
     } else {
         0
     };
+    for (index, origin) in section.origins.iter().enumerate() {
+        if origin != "*" && !is_origin(origin) {
+            let message =
+                format!("invalid origin {origin:?}; use a scheme, a host and a port, as in https://app.example:8443");
+            report.problem(format!("{at}.origins[{index}]"), message);
+        }
+    }
     let day = 24 * HOUR;
     let relay = Relay {
         mode: section.mode,
@@ -51,6 +71,7 @@ pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> 
         channels,
         subscriptions,
         per_client,
+        origins: section.origins.iter().map(|origin| origin.as_str().into()).collect(),
         memory: size(format!("{at}.memory"), section.memory, 256 * MIB, MIB..=1 << 40, report),
     };
     // A publication counts while it arrives, and again in queues.

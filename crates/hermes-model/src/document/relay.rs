@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::is_default;
-use crate::scalar::{ByteSize, HumanDuration};
+use crate::scalar::{ByteSize, HumanDuration, OneOrMany};
 use crate::snapshot::RelayMode;
 
 /// `relay`
@@ -43,6 +43,9 @@ pub struct Relay {
     /// Maximum number of subscriptions of a user, or of an address without a user. Default 1000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub per_client: Option<usize>,
+    /// Origins whose web pages may use the relay, beside pages of its own authority; `*` for all. Default none.
+    #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
+    pub origins: OneOrMany<String>,
     /// Bytes of the publications in queues and histories. Default 256 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,

@@ -31,6 +31,8 @@ pub struct Relay {
     pub subscriptions: usize,
     /// Maximum number of subscriptions of a user, or of an address without a user.
     pub per_client: usize,
+    /// Origins whose web pages may use the relay, beside pages of its own authority; `*` for all.
+    pub origins: Vec<Box<str>>,
     /// Bytes of the publications in queues and histories.
     pub memory: u64,
 }

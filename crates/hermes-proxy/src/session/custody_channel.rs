@@ -18,7 +18,7 @@ use http::StatusCode;
 use super::{SessionOutcome, Tunnel, UpstreamEnd, custody_exchange, fail};
 use crate::custody::channel::{Channel, PATH_NAME};
 use crate::custody::link::Link;
-use crate::request::{Request, UpgradeKind};
+use crate::request::Request;
 use crate::upgrade;
 use crate::worker::Worker;
 use hermes_transport::error::Error;
@@ -30,8 +30,7 @@ const MAX_PATH_NAME_BYTES: usize = 256;
 
 /// True if a request opens a channel.
 pub(crate) fn is_asked_for(request: &Request<'_>) -> bool {
-    matches!(&request.upgrade, UpgradeKind::Upgrade(protocol) if **protocol == *wire::PROTOCOL)
-        && request.facts.path.as_str() == wire::PATH
+    request.upgrade.is_to(wire::PROTOCOL) && request.facts.path.as_str() == wire::PATH
 }
 
 /// Accepts a channel from an authenticated node or a trusted address.

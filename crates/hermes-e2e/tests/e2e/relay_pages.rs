@@ -1,0 +1,184 @@
+//! The relay for web pages: WebSockets, and the pages that may use a relay.
+//!
+//! In: a WebSocket client, and requests with the `Origin` of a page. Out: the messages of a subscription, receipts of
+//! publications, and the fields or refusals that a browser sees. The tests with a real browser are in `peers/relay.rs`.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use hermes_testkit::binary::hermes;
+use hermes_testkit::overlay::{Node, Overlay};
+use serde_json::{Value, json};
+use tokio::process::Command;
+use tungstenite::protocol::{CloseFrame, Role, WebSocket};
+use tungstenite::{Error, Message};
+
+const RELAY: &str = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes:
+- {name: read-only, match: {path: '/readable/*', method: POST}, respond: {status: 403}}
+- {name: readable, match: {path: '/readable/*'}, relay: {}}
+- name: chat
+  match: {path: '/chat/*'}
+  relay: {unit: 1KiB, heartbeat: 1s, max-timeout: 1m, history: {}, origins: ['https://app.example:8443']}
+";
+
+/// Opens a WebSocket, and returns it with the head of the response.
+fn open(address: SocketAddr, path: &str, fields: &str) -> (WebSocket<TcpStream>, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n{fields}\r\n"
+    )
+    .unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    (WebSocket::from_raw_socket(stream, Role::Client, None), String::from_utf8(head).unwrap())
+}
+
+/// The next text message.
+fn message(socket: &mut WebSocket<TcpStream>) -> Value {
+    loop {
+        match socket.read().unwrap() {
+            Message::Text(text) => return serde_json::from_str(&text).unwrap(),
+            Message::Ping(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn close_frame(socket: &mut WebSocket<TcpStream>) -> CloseFrame {
+    match socket.read() {
+        Ok(Message::Close(Some(frame))) => frame,
+        other => panic!("no close: {other:?}"),
+    }
+}
+
+async fn relay(overlay: &Overlay) -> Node {
+    overlay.node("relay").document(RELAY).start().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_websocket_subscribes_and_publishes() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = relay(&overlay).await;
+    let address = node.address("web");
+    let (mut first, head) = open(address, "/chat/a", "");
+    assert!(head.starts_with("HTTP/1.1 101 ") && head.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo="), "{head}");
+    let start = message(&mut first);
+    assert_eq!((start["timeout"].as_u64(), start["subscription"].as_str().map(str::len)), (Some(60), Some(32)));
+    let (mut second, _) = open(address, "/chat/a", "");
+    message(&mut second);
+    node.metric_reaches("hermes_relay_subscriptions", "", 2.0).await;
+    first.send(Message::text("one")).unwrap();
+    first.send(Message::binary(&b"\xff\0"[..])).unwrap();
+    let mut own = [(); 4].map(|()| message(&mut first));
+    own.sort_by_key(|message| message.get("published").is_some());
+    let ids: Vec<&Value> = own.iter().map(|message| message.get("published").unwrap_or(&message["id"])).collect();
+    assert_eq!(ids[..2], ids[2..], "{own:?}");
+    assert_eq!((&own[0]["data"], &own[0]["type"]), (&json!("one"), &json!("text/plain; charset=utf-8")));
+    assert_eq!(own[1]["base64"], "/wA=");
+    assert_eq!((&own[2]["subscribers"], &own[2]["delivered"]), (&json!(2), &json!(2)));
+    assert_eq!([message(&mut second), message(&mut second)], [own[0].clone(), own[1].clone()]);
+    // It resumes.
+    let path = format!("/chat/a?last-event-id={}", start["id"].as_str().unwrap());
+    let (mut third, _) = open(address, &path, "");
+    message(&mut third);
+    assert_eq!([message(&mut third), message(&mut third)], [own[0].clone(), own[1].clone()]);
+    // An orderly end.
+    first.close(None).unwrap();
+    while first.read().is_ok() {}
+    node.metric_reaches("hermes_relay_subscriptions", "", 2.0).await;
+    drop((second, third));
+    node.metric_reaches("hermes_relay_subscriptions", "", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pongs_refresh_a_websocket_and_silence_ends_it() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = relay(&overlay).await;
+    let (mut socket, _) = open(node.address("web"), "/chat/a?hermes-timeout=2", "");
+    message(&mut socket);
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < Duration::from_secs(4) {
+        // Reading answers pings.
+        assert!(matches!(socket.read().unwrap(), Message::Ping(_)));
+        socket.flush().unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    node.metric_reaches("hermes_relay_subscriptions", "", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_websocket_may_not_do_is_told() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = relay(&overlay).await;
+    let address = node.address("web");
+    let (mut socket, _) = open(address, "/readable/a", "");
+    message(&mut socket);
+    socket.send(Message::text("x")).unwrap();
+    assert_eq!(message(&mut socket), json!({"refused": "this client may not publish to the channel"}));
+    // More than a unit.
+    let (mut socket, _) = open(address, "/chat/a", "");
+    message(&mut socket);
+    socket.send(Message::text("x".repeat(1025))).unwrap();
+    let frame = close_frame(&mut socket);
+    assert_eq!(u16::from(frame.code), 1009, "{frame}");
+    assert!(matches!(socket.read(), Err(Error::ConnectionClosed)));
+    // No WebSocket at all, and pages of other sites.
+    let (mut socket, _) = open(address, "/chat/a", "");
+    message(&mut socket);
+    socket.get_mut().write_all(&b"hello, is this HTTP?".repeat(10)).unwrap();
+    let frame = close_frame(&mut socket);
+    assert_eq!(u16::from(frame.code), 1002, "{frame}");
+    for (path, origin, status) in [
+        ("/chat/a", "https://evil.example".to_owned(), "403"),
+        ("/chat/a", "null".to_owned(), "403"),
+        ("/readable/a", "https://app.example:8443".to_owned(), "403"),
+        ("/chat/a", "https://app.example:8443".to_owned(), "101"),
+        ("/chat/a", format!("http://{address}"), "101"),
+    ] {
+        let (_, head) = open(address, path, &format!("origin: {origin}\r\n"));
+        assert_eq!(head.split(' ').nth(1), Some(status), "{path} of {origin}");
+    }
+}
+
+/// Runs curl, and returns the status and the head in lower case.
+async fn curl(node: &Node, path: &str, arguments: &[&str]) -> (u16, String) {
+    let url = format!("http://{}{path}", node.address("web"));
+    let mut curl = Command::new("curl");
+    let output = curl.args(["--silent", "--include", "--max-time", "30"]).args(arguments).arg(url).output().await;
+    let text = String::from_utf8_lossy(&output.unwrap().stdout).into_owned();
+    let head = text.split("\r\n\r\n").next().unwrap_or_default().to_ascii_lowercase();
+    (head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default(), head)
+}
+
+#[tokio::test]
+async fn only_pages_of_allowed_origins_use_a_relay() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = relay(&overlay).await;
+    let (known, foreign) = ("origin: https://app.example:8443", "origin: https://evil.example");
+    let post = ["--data", "x", "--header"];
+    let (status, head) = curl(&node, "/chat/a", &[&post[..], &[known]].concat()).await;
+    assert_eq!(status, 204);
+    assert!(head.contains("access-control-allow-origin: https://app.example:8443"), "{head}");
+    assert!(head.contains("access-control-expose-headers: ") && head.contains("vary: origin"), "{head}");
+    let (status, head) = curl(&node, "/chat/a", &[&post[..], &[foreign]].concat()).await;
+    assert!(status == 403 && !head.contains("access-control"), "{head}");
+    let own = format!("origin: http://{}", node.address("web"));
+    assert_eq!(curl(&node, "/chat/a", &[&post[..], &[&*own]].concat()).await.0, 204);
+    assert_eq!(curl(&node, "/chat/a", &post[..2]).await.0, 204, "no page at all");
+    // The question of a browser before it sends fields of ours.
+    let ask = ["--request", "OPTIONS", "--header", "access-control-request-method: GET", "--header"];
+    let (status, head) = curl(&node, "/chat/a", &[&ask[..], &[known]].concat()).await;
+    assert!(status == 204 && head.contains("access-control-allow-methods: get, put, post"), "{head}");
+    assert!(head.contains("hermes-subscribe"), "{head}");
+    assert_eq!(curl(&node, "/chat/a", &[&ask[..], &[foreign]].concat()).await.0, 403);
+}

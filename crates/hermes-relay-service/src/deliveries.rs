@@ -1,0 +1,169 @@
+//! The deliveries of a subscription, with its position, its heartbeats and its end, for any form of response.
+//!
+//! In: a subscription, and the configurations that the worker runs. Out: one delivery after the other; or, while nothing
+//! waits, a heartbeat. The subscription ends if the client may not read one of its channels any more. Never: bytes.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hermes_model::decide::{Decision, decide};
+use hermes_model::facts::{Facts, PathAndQuery};
+use hermes_model::snapshot::Snapshot;
+use hermes_relay::{Delivery, End, EventId, Subscription};
+use hermes_transport::runtime::WorkerContext;
+use hermes_transport::runtime::session::SessionEntry;
+use tokio::time::{Instant, Sleep};
+
+use crate::registry::RelayClock;
+
+/// The reason why there are no more deliveries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Ended {
+    /// The subscription has ended.
+    #[error("{0}")]
+    ByRelay(#[from] End),
+    /// A new configuration denies a channel to the client.
+    #[error("a channel of the subscription is no longer one of its route for this client")]
+    Denied,
+}
+
+pub(crate) struct Deliveries {
+    pub(crate) subscription: Subscription,
+    /// For each channel, the latest publication that was taken, or that the subscriber knows it lacks.
+    position: Vec<EventId>,
+    route: Arc<str>,
+    /// The paths of all channels but the first, about which each new configuration decides again.
+    others: Vec<PathAndQuery>,
+    /// The configuration that has decided about them. It must not stay in memory after a reload.
+    decided_by: Weak<Snapshot>,
+    heartbeat: Duration,
+    /// The next heartbeat, or the end of the subscription.
+    timer: Pin<Box<Sleep>>,
+    clock: RelayClock,
+    worker: Rc<WorkerContext>,
+    entry: Rc<SessionEntry>,
+}
+
+/// What the deliveries of a session need to know of it.
+pub(crate) struct DeliveryScope {
+    pub(crate) route: Arc<str>,
+    pub(crate) others: Vec<PathAndQuery>,
+    pub(crate) heartbeat: Duration,
+    pub(crate) clock: RelayClock,
+    pub(crate) worker: Rc<WorkerContext>,
+    pub(crate) entry: Rc<SessionEntry>,
+}
+
+impl Deliveries {
+    pub(crate) fn new(subscription: Subscription, scope: DeliveryScope) -> Self {
+        let DeliveryScope { route, others, heartbeat, clock, worker, entry } = scope;
+        // Heartbeats keep the connection open, so no timeout of the route applies.
+        entry.set_held(true);
+        Self {
+            position: subscription.channels().map(|(_, start)| start).collect(),
+            decided_by: Arc::downgrade(&worker.snapshot()),
+            timer: Box::pin(tokio::time::sleep(heartbeat)),
+            subscription,
+            route,
+            others,
+            heartbeat,
+            clock,
+            worker,
+            entry,
+        }
+    }
+
+    pub(crate) fn has_several_channels(&self) -> bool {
+        self.position.len() > 1
+    }
+
+    /// The position after the latest delivery: the identifiers of all channels, with commas.
+    pub(crate) fn position(&self) -> String {
+        self.position.iter().map(EventId::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    /// Takes the next delivery.
+    pub(crate) fn poll_delivery(&mut self, cx: &mut Context<'_>) -> Poll<Result<Delivery, Ended>> {
+        if !self.is_allowed() {
+            return Poll::Ready(Err(Ended::Denied));
+        }
+        let next = self.subscription.poll_next(cx, self.clock.now());
+        if let Poll::Ready(Ok(delivery)) = &next {
+            let (channel, id) = match delivery {
+                Delivery::Publication(publication) => (&publication.channel, publication.id),
+                Delivery::Gap { channel, until, .. } => (channel, Some(*until)),
+            };
+            if let Some(at) = self.subscription.channels().position(|(name, _)| name == channel)
+                && let Some(id) = id
+            {
+                self.position[at] = id;
+            }
+        }
+        next.map_err(Ended::from)
+    }
+
+    /// Whether the time of the subscription has not passed.
+    pub(crate) fn is_live(&self) -> bool {
+        self.subscription.deadline() > self.clock.now()
+    }
+
+    /// Changes the time between heartbeats.
+    pub(crate) fn set_heartbeat(&mut self, heartbeat: Duration) {
+        self.heartbeat = heartbeat;
+        self.delay_heartbeat();
+    }
+
+    /// Gives the subscription another timeout from now on. Returns false if it has ended.
+    pub(crate) fn refresh(&self, timeout: Duration) -> bool {
+        self.subscription.refresh(timeout, self.clock.now())
+    }
+
+    /// Delays the next heartbeat, since something was sent.
+    pub(crate) fn delay_heartbeat(&mut self) {
+        self.timer.as_mut().reset(Instant::now() + self.heartbeat);
+    }
+
+    /// Waits while nothing is to be delivered. Ready when a heartbeat is due, or the subscription ends.
+    pub(crate) fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let until_end = self.subscription.deadline().saturating_sub(self.clock.now());
+        let at = (Instant::now() + until_end).min(self.timer.deadline());
+        if at < self.timer.deadline() {
+            self.timer.as_mut().reset(at);
+        }
+        std::task::ready!(self.timer.as_mut().poll(cx));
+        self.delay_heartbeat();
+        self.entry.touch(&self.worker);
+        Poll::Ready(())
+    }
+
+    /// Whether the client may still read all channels. The session's own decision is about the first one.
+    fn is_allowed(&mut self) -> bool {
+        let snapshot = self.worker.snapshot();
+        if self.others.is_empty() || self.decided_by.as_ptr() == Arc::as_ptr(&snapshot) {
+            return true;
+        }
+        self.decided_by = Arc::downgrade(&snapshot);
+        self.others.iter().all(|path| leads_to(&self.route, &self.entry, path, &snapshot))
+    }
+}
+
+/// Whether the request would have this route at another path. A subscription to several channels must not bypass the
+/// routes for each of them.
+pub(crate) fn leads_to(route: &Arc<str>, entry: &SessionEntry, path: &PathAndQuery, snapshot: &Snapshot) -> bool {
+    would_lead_to(route, entry, snapshot, |facts| facts.path = path.clone())
+}
+
+/// Whether the request would have this route after a change.
+pub(crate) fn would_lead_to(
+    route: &Arc<str>,
+    entry: &SessionEntry,
+    snapshot: &Snapshot,
+    change: impl FnOnce(&mut Facts),
+) -> bool {
+    let mut facts = (*entry.facts).clone();
+    change(&mut facts);
+    matches!(decide(&facts, snapshot), Decision::Act(other) if other.name == *route)
+}

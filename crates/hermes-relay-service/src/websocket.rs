@@ -1,0 +1,279 @@
+//! A WebSocket: a subscription, and publications of the same client (RFC 6455).
+//!
+//! In: the bytes of a tunnel whose request named the protocol `websocket`. Out: each delivery as a text message with the
+//! JSON object of `application/x-ndjson`. Each message of the client is published to the channel, and answered by an object
+//! with `published`, or with `refused` and the reason. The pongs of the client refresh the subscription. Never: more
+//! than one publication of the client at a time, or the next bytes of the client while a publication waits for room.
+
+use std::io::{self, Read, Write};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use hermes_model::snapshot::Snapshot;
+use hermes_relay::framing::Framing;
+use hermes_relay::{Audience, End, NewPublication, PublishError, Receipt, Reserved};
+use hermes_transport::runtime::WorkerContext;
+use hermes_transport::runtime::session::SessionEntry;
+use hermes_transport::stream::{BoxedStream, ByteStream};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method};
+use serde_json::json;
+use tungstenite::protocol::frame::coding::CloseCode;
+use tungstenite::protocol::{CloseFrame, Role, WebSocket, WebSocketConfig};
+use tungstenite::{Error as SocketError, Message};
+
+use crate::deliveries::{Deliveries, Ended, would_lead_to};
+use crate::publish::Outlet;
+use crate::subscribe::Begun;
+use crate::{RelayRequest, channel};
+
+/// Bytes of messages after which they are sent, although more wait.
+const WRITE_BYTES: usize = 64 << 10;
+/// The time between two pings, as a part of the timeout, so that several pongs may be lost.
+const PINGS_A_TIMEOUT: u32 = 3;
+
+type Publishing = Pin<Box<dyn Future<Output = Result<Receipt, PublishError>>>>;
+
+/// The bytes between the WebSocket and the tunnel.
+#[derive(Debug, Default)]
+struct Memory {
+    incoming: BytesMut,
+    outgoing: Vec<u8>,
+}
+
+impl Read for Memory {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = buffer.len().min(self.incoming.len());
+        if count == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.incoming.copy_to_slice(&mut buffer[..count]);
+        Ok(count)
+    }
+}
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.outgoing.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct RelaySocket {
+    socket: WebSocket<Memory>,
+    deliveries: Deliveries,
+    timeout: Duration,
+    outlet: Outlet,
+    /// A publication of the client that waits for room.
+    publishing: Option<Publishing>,
+    /// Memory for the message that arrives.
+    arriving: Reserved,
+    worker: Rc<WorkerContext>,
+    entry: Rc<SessionEntry>,
+    has_ended: bool,
+}
+
+/// The stream of a tunnel that ends at the relay.
+pub(crate) fn stream(request: &RelayRequest<'_>, begun: Begun) -> ByteStream {
+    let Begun { mut deliveries, timeout } = begun;
+    deliveries.set_heartbeat(request.settings.heartbeat.min(timeout / PINGS_A_TIMEOUT));
+    let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
+    let config = WebSocketConfig::default().max_message_size(Some(most)).max_frame_size(Some(most));
+    let outlet = Outlet::new(request, channel(request.entry, None), request.settings.mode, Audience::All);
+    let mut socket = RelaySocket {
+        socket: WebSocket::from_raw_socket(Memory::default(), Role::Server, Some(config)),
+        timeout,
+        arriving: outlet.relay.reserve(),
+        outlet,
+        publishing: None,
+        worker: request.worker.clone(),
+        entry: request.entry.clone(),
+        has_ended: false,
+        deliveries,
+    };
+    let start = json!({
+        "id": socket.deliveries.position(),
+        "subscription": socket.deliveries.subscription.id().to_string(),
+        "timeout": timeout.as_secs(),
+    });
+    socket.send(Message::text(start.to_string()));
+    ByteStream::Boxed(Box::new(socket))
+}
+
+impl RelaySocket {
+    fn send(&mut self, message: Message) {
+        // Bytes go to memory. Only a message after the end fails, and nobody waits for it.
+        let _ = self.socket.send(message);
+    }
+
+    fn close(&mut self, code: CloseCode, reason: &str) {
+        self.has_ended = true;
+        let _ = self.socket.close(Some(CloseFrame { code, reason: reason.into() }));
+        let _ = self.socket.flush();
+    }
+
+    /// Takes messages of the client. Ready when all its bytes are taken.
+    fn poll_messages(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            self.poll_publishing(cx);
+            if self.publishing.is_some() {
+                return Poll::Pending;
+            }
+            match self.socket.read() {
+                Ok(Message::Text(text)) => self.publish("text/plain; charset=utf-8", text.into()),
+                Ok(Message::Binary(bytes)) => self.publish("application/octet-stream", bytes),
+                Ok(Message::Pong(_)) => {
+                    if !self.deliveries.refresh(self.timeout) {
+                        return Poll::Ready(());
+                    }
+                }
+                Ok(Message::Ping(_) | Message::Frame(_)) => {
+                    let _ = self.socket.flush();
+                }
+                Ok(Message::Close(_)) => {
+                    let _ = self.socket.flush();
+                    self.has_ended = true;
+                    return Poll::Ready(());
+                }
+                Err(SocketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Ready(()),
+                Err(SocketError::ConnectionClosed | SocketError::AlreadyClosed) => {
+                    self.has_ended = true;
+                    return Poll::Ready(());
+                }
+                Err(SocketError::Capacity(error)) => {
+                    self.close(CloseCode::Size, &error.to_string());
+                    return Poll::Ready(());
+                }
+                Err(error) => {
+                    self.close(CloseCode::Protocol, &error.to_string());
+                    return Poll::Ready(());
+                }
+            }
+        }
+    }
+
+    /// Begins a publication. The request subscribed by GET, so each message is decided as the POST that it replaces.
+    fn publish(&mut self, content_type: &'static str, body: Bytes) {
+        self.arriving = self.outlet.relay.reserve();
+        let snapshot = self.worker.snapshot();
+        if !may_publish(self.outlet.route(), &self.entry, &snapshot) {
+            let refused = json!({"refused": "this client may not publish to the channel"});
+            return self.send(Message::text(refused.to_string()));
+        }
+        // A copy: the message is a part of a larger buffer.
+        let mut content = NewPublication { body: Bytes::copy_from_slice(&body), ..NewPublication::default() };
+        content.headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        let outlet = self.outlet.clone();
+        self.publishing = Some(Box::pin(async move { outlet.publish(content).await }));
+    }
+
+    /// Goes on with the publication, and sends its receipt.
+    fn poll_publishing(&mut self, cx: &mut Context<'_>) {
+        let Some(publishing) = &mut self.publishing else { return };
+        let Poll::Ready(published) = publishing.as_mut().poll(cx) else { return };
+        self.publishing = None;
+        let answer = match published {
+            Ok(receipt) => json!({
+                "published": receipt.id.map(|id| id.to_string()),
+                "subscribers": receipt.subscribers,
+                "delivered": receipt.delivered,
+            }),
+            Err(error) => json!({"refused": error.to_string()}),
+        };
+        self.send(Message::text(answer.to_string()));
+    }
+
+    /// Takes deliveries until there is something to send. Ready without anything when the socket has ended.
+    fn poll_outgoing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll_publishing(cx);
+        while !self.has_ended && self.socket.get_ref().outgoing.len() < WRITE_BYTES {
+            match self.deliveries.poll_delivery(cx) {
+                Poll::Ready(Ok(delivery)) => {
+                    let position = self.deliveries.position();
+                    let mut line = Vec::new();
+                    Framing::JsonLines.write(&mut line, &delivery, &position, self.deliveries.has_several_channels());
+                    // JSON is text.
+                    self.send(Message::text(String::from_utf8_lossy(line.trim_ascii_end()).into_owned()));
+                }
+                Poll::Ready(Err(ended)) => self.close(close_code(ended), &ended.to_string()),
+                Poll::Pending if !self.socket.get_ref().outgoing.is_empty() => {
+                    self.deliveries.delay_heartbeat();
+                    break;
+                }
+                Poll::Pending => {
+                    ready!(self.deliveries.poll_idle(cx));
+                    if self.deliveries.is_live() {
+                        self.send(Message::Ping(Bytes::new()));
+                    }
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+fn may_publish(route: &Arc<str>, entry: &SessionEntry, snapshot: &Snapshot) -> bool {
+    would_lead_to(route, entry, snapshot, |facts| facts.method = Method::POST)
+}
+
+fn close_code(ended: Ended) -> CloseCode {
+    match ended {
+        Ended::ByRelay(End::Expired) => CloseCode::Normal,
+        Ended::ByRelay(End::Closed) => CloseCode::Restart,
+        Ended::ByRelay(End::Stalled) | Ended::Denied => CloseCode::Policy,
+    }
+}
+
+impl BoxedStream for RelaySocket {
+    fn bind(&self, _: &Rc<SessionEntry>) {}
+
+    fn poll_carrier(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        ready!(self.poll_outgoing(cx));
+        let outgoing = std::mem::take(&mut self.socket.get_mut().outgoing);
+        Poll::Ready(Ok(Some(Bytes::from(outgoing)).filter(|bytes| !bytes.is_empty())))
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<io::Result<()>> {
+        ready!(self.poll_messages(cx));
+        if !chunk.is_empty() && !self.has_ended {
+            let bytes = std::mem::take(chunk);
+            if self.outlet.relay.reserve_more(&mut self.arriving, bytes.len() as u64).is_err() {
+                self.worker.shared.metrics.limit("relay-memory");
+                self.close(CloseCode::Again, "the relay has no memory for the message");
+            } else {
+                self.socket.get_mut().incoming.extend_from_slice(&bytes);
+                ready!(self.poll_messages(cx));
+            }
+        }
+        // Bytes after the end are dropped.
+        chunk.clear();
+        // What the messages caused is sent by the other direction.
+        cx.waker().wake_by_ref();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A publication that waits for room is completed.
+        ready!(self.poll_messages(cx));
+        self.has_ended = true;
+        cx.waker().wake_by_ref();
+        Poll::Ready(Ok(()))
+    }
+
+    fn abort(&mut self) {
+        self.has_ended = true;
+        self.publishing = None;
+    }
+}
