@@ -28,8 +28,10 @@ const SPLICE_CHUNKS: usize = 3;
 /// The number of bytes below which a move costs more than a copy. A pipe has a slot for each frame, and sends the bytes of
 /// each slot as a fragment of its own: 64 frames of 1,448 bytes are the most, where the network card does not join them.
 const MIN_SPLICED: usize = 96 << 10;
-/// The number of chunks that are copied after a move of few bytes, before another one is tried.
-const COPIES_AFTER_SMALL_MOVE: u32 = 256;
+/// The number of small moves in a row after which chunks are copied. Fewer may be due to a slow sender.
+const MAX_SMALL_MOVES: u32 = 4;
+/// The number of chunks that are copied then, before another move is tried.
+const COPIES_AFTER_SMALL_MOVES: u32 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -58,6 +60,8 @@ struct Direction {
     pipe: Option<Pipe>,
     /// The last read filled its buffer, so that more bytes are likely.
     is_bulk: bool,
+    /// The number of small moves in a row. It stays after copies, so that one more small move is enough then.
+    small_moves: u32,
     /// The number of chunks to copy before bytes are spliced again.
     copies_left: u32,
 }
@@ -167,7 +171,15 @@ fn named(failure: Failure, session: &Session) -> Error {
 
 impl Direction {
     fn new(from_client: bool) -> Self {
-        Self { state: State::Reading, chunk: Bytes::new(), from_client, pipe: None, is_bulk: false, copies_left: 0 }
+        Self {
+            state: State::Reading,
+            chunk: Bytes::new(),
+            from_client,
+            pipe: None,
+            is_bulk: false,
+            small_moves: 0,
+            copies_left: 0,
+        }
     }
 
     /// Bytes wait for the sink.
@@ -319,8 +331,13 @@ impl Direction {
                     self.state = if tcp::is_at_urgent(from) { State::Reading } else { State::Finishing };
                     return Poll::Ready(Ok(()));
                 }
-                Poll::Ready(Ok(filled)) if filled < MIN_SPLICED => self.copies_left = COPIES_AFTER_SMALL_MOVE,
-                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Ok(filled)) if filled < MIN_SPLICED => {
+                    self.small_moves = (self.small_moves + 1).min(MAX_SMALL_MOVES);
+                    if self.small_moves == MAX_SMALL_MOVES {
+                        self.copies_left = COPIES_AFTER_SMALL_MOVES;
+                    }
+                }
+                Poll::Ready(Ok(_)) => self.small_moves = 0,
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(MoveError::Source(error))),
                 Poll::Pending => {
                     self.state = State::Reading;
