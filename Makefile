@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep check test lint setup bench bench-quick bench-pep bench-ndn bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,9 @@ bench-ndn: release setup ## NDN files over a slow link and through an overlay, a
 	$(TARGET)/release/hermes demo ndn --full --json > bench/results/ndn.json
 	$(TARGET)/release/hermes demo ndn --full --repeats 3 --json --forwarder "node $(TARGET)/tools/ndnts/forwarder.mjs" > bench/results/ndn-forwarder.json
 	$(CARGO) run --release -p hermes-bench -- gateway --out bench/results --hermes $(TARGET)/release/hermes --target $(TARGET)
+
+bench-relay: release setup ## one publisher and 1,000 subscribers of a relay, beside NATS: bench/results
+	$(CARGO) run --release -p hermes-bench -- relay --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
 	mkdir -p bench/results

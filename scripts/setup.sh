@@ -24,6 +24,7 @@ need haproxy haproxy
 need nginx nginx
 [ -e /usr/lib/nginx/modules/ngx_stream_module.so ] || missing+=(libnginx-mod-stream)
 need squid squid
+need nats-server nats-server
 need python3 python3
 need wg wireguard-tools
 need etcd etcd-server

@@ -11,6 +11,7 @@ pub mod model;
 pub mod ndn;
 #[cfg(feature = "libfuzzer")]
 pub mod overlay;
+pub mod relay;
 pub mod rina;
 pub mod wire;
 
@@ -37,6 +38,7 @@ pub const TARGETS: &[Target] = &[
     ("node_document", document::check),
     ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),
+    ("relay_parts", relay::relay_parts),
     ("rina", rina::check),
     ("socks5", wire::socks5),
     ("spiffe", model::spiffe),

@@ -20,6 +20,7 @@ mod packet_path;
 mod pep;
 mod progress;
 mod record;
+mod relay;
 mod run;
 mod settings;
 mod svg;
@@ -62,6 +63,8 @@ enum Command {
     Pep(pep::PepOptions),
     /// Content of an NDN producer by HTTP, beside the same content read natively.
     Gateway(gateway::GatewayOptions),
+    /// One publisher and many subscribers of a relay, beside NATS.
+    Relay(relay::RelayOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -126,6 +129,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Table7(options) => run::run(&options, &["table7"]),
         Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Gateway(options) => gateway::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Relay(options) => relay::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Unstable(options) => Ok(if unstable::run(&options)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),
     }

@@ -374,6 +374,11 @@ pub(crate) fn cpu_of(pid: u32) -> Result<f64> {
     Ok(Usage::of_tree(pid)?.cpu.as_secs_f64())
 }
 
+/// Resident bytes of a process and its children.
+pub(crate) fn memory_of(pid: u32) -> Result<u64> {
+    Ok(Usage::of_tree(pid)?.memory.rss)
+}
+
 /// The mean and the median.
 pub(crate) fn mean_and_median(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();

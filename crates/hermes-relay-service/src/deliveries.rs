@@ -19,7 +19,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::registry::RelayClock;
 
-/// The reason why there are no more deliveries.
+/// The reason why the deliveries end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Ended {
     /// The subscription has ended.
@@ -47,7 +47,7 @@ pub(crate) struct Deliveries {
     entry: Rc<SessionEntry>,
 }
 
-/// What the deliveries of a session need to know of it.
+/// The session of a subscription.
 pub(crate) struct DeliveryScope {
     pub(crate) route: Arc<str>,
     pub(crate) others: Vec<PathAndQuery>,
@@ -126,7 +126,7 @@ impl Deliveries {
         self.timer.as_mut().reset(Instant::now() + self.heartbeat);
     }
 
-    /// Waits while nothing is to be delivered. Ready when a heartbeat is due, or the subscription ends.
+    /// Waits while no delivery is queued. Ready when a heartbeat is due, or the subscription ends.
     pub(crate) fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let until_end = self.subscription.deadline().saturating_sub(self.clock.now());
         let at = (Instant::now() + until_end).min(self.timer.deadline());

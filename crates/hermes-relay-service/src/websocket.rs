@@ -175,7 +175,7 @@ impl RelaySocket {
         self.publishing = Some(Box::pin(async move { outlet.publish(content).await }));
     }
 
-    /// Goes on with the publication, and sends its receipt.
+    /// Continues the publication, and sends its receipt.
     fn poll_publishing(&mut self, cx: &mut Context<'_>) {
         let Some(publishing) = &mut self.publishing else { return };
         let Poll::Ready(published) = publishing.as_mut().poll(cx) else { return };
@@ -259,7 +259,7 @@ impl BoxedStream for RelaySocket {
         }
         // Bytes after the end are dropped.
         chunk.clear();
-        // What the messages caused is sent by the other direction.
+        // The other direction sends the answers.
         cx.waker().wake_by_ref();
         Poll::Ready(Ok(()))
     }

@@ -74,13 +74,13 @@ struct ChannelState {
     turns: HashMap<Option<Arc<str>>, u64>,
     /// Jobs whose group has no member left. They wait for one.
     orphans: VecDeque<(Option<Arc<str>>, Arc<Publication>)>,
-    /// What happened since the last sweep.
+    /// Losses since the last sweep.
     losses: Losses,
     /// The time at which a subscriber joined or a publication arrived the last time.
     used: Duration,
 }
 
-/// What a channel lost, for metrics.
+/// Losses of a channel, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Subscriptions that ended because their client read nothing.
@@ -116,7 +116,7 @@ impl Channel {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was lost since the last call.
+    /// Returns the losses since the last call.
     pub(crate) fn take_losses(&self) -> Losses {
         std::mem::take(&mut self.lock().losses)
     }

@@ -40,7 +40,7 @@ impl HistoryLog {
         }
     }
 
-    /// Removes the oldest publication from its history. Returns false if there is none.
+    /// Removes the oldest publication from its history. Returns false if all histories are empty.
     pub(crate) fn forget_oldest(&self) -> bool {
         let oldest = self.entries.lock().unwrap_or_else(PoisonError::into_inner).oldest_first.pop_front();
         let Some((channel, sequence)) = oldest else { return false };

@@ -208,7 +208,7 @@ impl SubscriberQueue {
                 state.report_dropped(now);
             }
             match (state.take(), state.end) {
-                // What was queued before the end is delivered.
+                // Deliveries that were queued before the end are delivered.
                 (Some(next), _) => (next, std::mem::take(&mut state.publishers)),
                 (None, Some(end)) => return Poll::Ready(Err(end)),
                 (None, None) => {
@@ -259,7 +259,7 @@ impl SubscriberQueue {
         self.take_untaken()
     }
 
-    /// Ends the subscription of a client that has gone, and frees its queue. Returns the publications that were for it alone.
+    /// Ends the subscription of a client that has left, and frees its queue. Returns the publications that were for it alone.
     pub(crate) fn close(&self) -> Vec<Arc<Publication>> {
         self.end(End::Closed);
         self.take_untaken()

@@ -267,7 +267,7 @@ impl Relay {
         self.make_room(most)
     }
 
-    /// Removes the oldest publications of histories until no more than `most` bytes are held.
+    /// Removes the oldest publications of histories until at most `most` bytes are held.
     fn make_room(&self, most: u64) -> Result<(), PublishError> {
         while self.memory.load(Ordering::Relaxed) > most {
             if !self.histories.forget_oldest() {

@@ -25,8 +25,8 @@ use crate::stream::{ByteStream, CHUNK, Received, has_parted};
 const CHUNKS_A_TURN: usize = 32;
 /// The number of steps for which a spliced move counts, which has up to 256 KiB.
 const SPLICE_CHUNKS: usize = 3;
-/// The number of bytes below which a move costs more than a copy. A pipe has a slot for each frame, and sends the bytes of
-/// each slot as a fragment of its own: 64 frames of 1,448 bytes are the most, where the network card does not join them.
+/// The number of bytes below which a move costs more than a copy. A pipe has 64 slots, and sends the bytes of each slot as a
+/// fragment of its own. If neither the network card nor the kernel joins frames, each frame of 1,448 bytes takes a slot.
 const MIN_SPLICED: usize = 96 << 10;
 /// The number of small moves in a row after which chunks are copied. Fewer may be due to a slow sender.
 const MAX_SMALL_MOVES: u32 = 4;

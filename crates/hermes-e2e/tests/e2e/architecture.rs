@@ -72,7 +72,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
             "hermes-testkit",
             BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net", "hermes-pattern", "hermes-rina"]),
         ),
-        ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-testkit"])),
+        ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-relay", "hermes-testkit"])),
         ("hermes-demo", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-net"])),
         ("hermes-e2e", BTreeSet::new()),
         (

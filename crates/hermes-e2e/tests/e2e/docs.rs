@@ -129,6 +129,21 @@ fn the_guide_of_the_controller_works() {
 }
 
 #[test]
+fn the_guide_of_the_relay_works() {
+    let printed = run(&commands("docs/guide-relay.md", "## 1. A relay and a device"));
+    for words in [
+        "hermes-delivered: 1",
+        "\"data\":\"hello from curl\"",
+        "delivered to 0 of 0 subscribers\ndelivered to 0 of 0 subscribers\ndelivered to 0 of 0 subscribers\none\ntwo\nthree\n",
+        "only the hall may\n",
+        "\nopen until nine\n",
+        "\npaint\nsweep\n",
+    ] {
+        assert!(printed.contains(words), "{words}: {printed}");
+    }
+}
+
+#[test]
 fn the_guide_of_layer_3_works() {
     if !hermes_testkit::skip::needs_root("the guide of layer 3") {
         return;
