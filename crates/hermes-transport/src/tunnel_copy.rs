@@ -25,13 +25,6 @@ use crate::stream::{ByteStream, CHUNK, Received, has_parted};
 const CHUNKS_A_TURN: usize = 32;
 /// The number of steps for which a spliced move counts, which has up to 256 KiB.
 const SPLICE_CHUNKS: usize = 3;
-/// The number of bytes below which a move costs more than a copy. A pipe has 64 slots, and sends the bytes of each slot as a
-/// fragment of its own. If neither the network card nor the kernel joins frames, each frame of 1,448 bytes takes a slot.
-const MIN_SPLICED: usize = 96 << 10;
-/// The number of small moves in a row after which chunks are copied. Fewer may be due to a slow sender.
-const MAX_SMALL_MOVES: u32 = 4;
-/// The number of chunks that are copied then, before another move is tried.
-const COPIES_AFTER_SMALL_MOVES: u32 = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -60,10 +53,6 @@ struct Direction {
     pipe: Option<Pipe>,
     /// The last read filled its buffer, so that more bytes are likely.
     is_bulk: bool,
-    /// The number of small moves in a row. It stays after copies, so that one more small move is enough then.
-    small_moves: u32,
-    /// The number of chunks to copy before bytes are spliced again.
-    copies_left: u32,
 }
 
 /// The side of a tunnel that failed, and its error.
@@ -171,15 +160,7 @@ fn named(failure: Failure, session: &Session) -> Error {
 
 impl Direction {
     fn new(from_client: bool) -> Self {
-        Self {
-            state: State::Reading,
-            chunk: Bytes::new(),
-            from_client,
-            pipe: None,
-            is_bulk: false,
-            small_moves: 0,
-            copies_left: 0,
-        }
+        Self { state: State::Reading, chunk: Bytes::new(), from_client, pipe: None, is_bulk: false }
     }
 
     /// Bytes wait for the sink.
@@ -272,8 +253,7 @@ impl Direction {
     fn take(&mut self, received: Received, sink: &ByteStream, session: &Session) -> State {
         match received {
             Received::Chunk(chunk) => {
-                self.is_bulk = chunk.len() >= CHUNK && self.copies_left == 0;
-                self.copies_left = self.copies_left.saturating_sub(1);
+                self.is_bulk = chunk.len() >= CHUNK;
                 self.chunk = chunk;
                 State::Writing
             }
@@ -331,13 +311,7 @@ impl Direction {
                     self.state = if tcp::is_at_urgent(from) { State::Reading } else { State::Finishing };
                     return Poll::Ready(Ok(()));
                 }
-                Poll::Ready(Ok(filled)) if filled < MIN_SPLICED => {
-                    self.small_moves = (self.small_moves + 1).min(MAX_SMALL_MOVES);
-                    if self.small_moves == MAX_SMALL_MOVES {
-                        self.copies_left = COPIES_AFTER_SMALL_MOVES;
-                    }
-                }
-                Poll::Ready(Ok(_)) => self.small_moves = 0,
+                Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(MoveError::Source(error))),
                 Poll::Pending => {
                     self.state = State::Reading;
@@ -349,8 +323,6 @@ impl Direction {
         let drained = pipe.poll_drain(cx, to, moved);
         if !pipe.is_empty() {
             self.pipe = Some(pipe);
-        } else if self.copies_left > 0 {
-            self.state = State::Reading;
         }
         drained.map_err(MoveError::Sink)
     }

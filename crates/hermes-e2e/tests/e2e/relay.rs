@@ -9,6 +9,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hermes_testkit::binary::hermes;
+use hermes_testkit::ca::Subject;
 use hermes_testkit::overlay::{Node, Overlay};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::{TcpSocket, TcpStream};
@@ -39,7 +40,7 @@ impl Subscriber {
         curl.args(["--silent", "--no-buffer", "--max-time", "60"]).args(arguments).arg(url);
         let mut child = curl.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        node.metric_reaches("hermes_relay_subscriptions", "", count as f64).await;
+        node.metric_is("hermes_relay_subscriptions", "", count as f64).await;
         Self { child, lines }
     }
 
@@ -209,7 +210,7 @@ async fn stalled(node: &Node, count: u64) -> TcpStream {
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(node.address("web")).await.unwrap();
     stream.write_all(b"GET /events/a HTTP/1.1\r\nhost: relay\r\nhermes-subscribe: true\r\n\r\n").await.unwrap();
-    node.metric_reaches("hermes_relay_subscriptions", "", count as f64).await;
+    node.metric_is("hermes_relay_subscriptions", "", count as f64).await;
     stream
 }
 
@@ -329,7 +330,7 @@ async fn a_channel_that_a_client_may_no_longer_read_ends_its_subscription() {
     let (code, lines) = both.end().await;
     assert_ne!(code, 0, "the body broke off");
     assert!(!lines.contains(&"1".to_owned()), "{lines:?}");
-    node.metric_reaches("hermes_relay_subscriptions", "", 1.0).await;
+    node.metric_is("hermes_relay_subscriptions", "", 1.0).await;
     drop(first);
 }
 
@@ -385,7 +386,7 @@ async fn a_node_in_between_passes_publications_on_as_they_arrive() {
     let mut child = curl.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut subscriber = Subscriber { child, lines };
-    node.metric_reaches("hermes_relay_subscriptions", "", 1.0).await;
+    node.metric_is("hermes_relay_subscriptions", "", 1.0).await;
     let (status, head, _) = publish(&device, "/events/a", "through", &AUTHORITY).await;
     assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("1")), "{head}");
     let mut seen = Vec::new();
@@ -393,6 +394,33 @@ async fn a_node_in_between_passes_publications_on_as_they_arrive() {
         seen.push(subscriber.line().await);
     }
     assert!(seen.iter().any(|line| line.starts_with("hermes-subscription: ")), "{seen:?}");
+}
+
+#[tokio::test]
+async fn publications_cross_a_hop_of_http_3() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let listeners = "listeners: [{name: overlay, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: required}},";
+    let relay = overlay.node("relay").identity(&Subject::node("relay")).unwrap();
+    let relay = relay.document(&RELAY.replace("listeners: [", listeners)).start().await.unwrap();
+    let device = overlay.node("device").identity(&Subject::node("device")).unwrap();
+    let device = device.document(&DEVICE.replace("protocol: h2", "protocol: h3"));
+    let device = device.with("NEXT", relay.address("overlay")).start().await.unwrap();
+    let url = format!("http://{}/events/a", device.address("web"));
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--no-buffer", "--header", "accept: application/x-ndjson"]).args(SUBSCRIBE).args(AUTHORITY);
+    let mut child = command.arg(url).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut subscriber = Subscriber { child, lines };
+    relay.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+    for text in ["1", "2", "3"] {
+        let (status, head, _) = publish(&device, "/events/a", text, &AUTHORITY).await;
+        assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("1")), "{head}");
+        let line: serde_json::Value = serde_json::from_str(&subscriber.line().await).unwrap();
+        assert_eq!(line["data"], text);
+    }
+    assert_eq!(device.metric("hermes_quic_fallbacks_total", "").await.unwrap(), 0.0, "it went by HTTP/2");
+    drop(subscriber);
+    relay.metric_is("hermes_relay_subscriptions", "", 0.0).await;
 }
 
 #[tokio::test]
@@ -420,7 +448,7 @@ async fn the_commands_publish_and_subscribe() {
     let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut subscriber = Subscriber { child, lines };
-    node.metric_reaches("hermes_relay_subscriptions", "", 1.0).await;
+    node.metric_is("hermes_relay_subscriptions", "", 1.0).await;
     let mut publisher = Command::new(hermes())
         .args(["publish", &url, "--lines"])
         .stdin(Stdio::piped())

@@ -76,7 +76,7 @@ async fn a_websocket_subscribes_and_publishes() {
     assert_eq!((start["timeout"].as_u64(), start["subscription"].as_str().map(str::len)), (Some(60), Some(32)));
     let (mut second, _) = open(address, "/chat/a", "");
     message(&mut second);
-    node.metric_reaches("hermes_relay_subscriptions", "", 2.0).await;
+    node.metric_is("hermes_relay_subscriptions", "", 2.0).await;
     first.send(Message::text("one")).unwrap();
     first.send(Message::binary(&b"\xff\0"[..])).unwrap();
     let mut own = [(); 4].map(|()| message(&mut first));
@@ -95,9 +95,9 @@ async fn a_websocket_subscribes_and_publishes() {
     // An orderly end.
     first.close(None).unwrap();
     while first.read().is_ok() {}
-    node.metric_reaches("hermes_relay_subscriptions", "", 2.0).await;
+    node.metric_is("hermes_relay_subscriptions", "", 2.0).await;
     drop((second, third));
-    node.metric_reaches("hermes_relay_subscriptions", "", 0.0).await;
+    node.metric_is("hermes_relay_subscriptions", "", 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,7 +113,7 @@ async fn pongs_refresh_a_websocket_and_silence_ends_it() {
         socket.flush().unwrap();
     }
     std::thread::sleep(Duration::from_secs(3));
-    node.metric_reaches("hermes_relay_subscriptions", "", 0.0).await;
+    node.metric_is("hermes_relay_subscriptions", "", 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -174,13 +174,26 @@ impl Node {
     /// # Panics
     /// The metric does not reach the value in time.
     pub async fn metric_reaches(&self, name: &str, labels: &str, least: f64) {
+        self.metric_until(name, labels, least, |value| value >= least).await;
+    }
+
+    /// Waits until the metric has exactly this value, such as a gauge that falls.
+    ///
+    /// # Panics
+    /// The metric does not get the value in time.
+    pub async fn metric_is(&self, name: &str, labels: &str, expected: f64) {
+        self.metric_until(name, labels, expected, |value| value == expected).await;
+    }
+
+    async fn metric_until(&self, name: &str, labels: &str, wanted: f64, holds: impl Fn(f64) -> bool) {
         let deadline = Instant::now() + EFFECT_TIMEOUT;
         loop {
-            let value = self.metric(name, labels).await.unwrap_or_default();
-            if value >= least {
+            // An endpoint that does not answer has no value.
+            let value = self.metric(name, labels).await.unwrap_or(f64::NAN);
+            if holds(value) {
                 return;
             }
-            assert!(Instant::now() < deadline, "node {}: {name}{{{labels}}} is {value}, not {least}", self.name);
+            assert!(Instant::now() < deadline, "node {}: {name}{{{labels}}} is {value}, not {wanted}", self.name);
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
