@@ -137,7 +137,10 @@ pub(crate) fn run(options: &RelayOptions) -> Result<()> {
             runtime.block_on(one_round(options, *way, figures)).context(way.name())?;
         }
     }
-    println!("contender         seconds  CPU s  deliveries/CPU s  bytes/idle subscription, medians of {}", options.rounds);
+    println!(
+        "contender         seconds  CPU s  deliveries/CPU s  bytes/idle subscription, medians of {}",
+        options.rounds
+    );
     for (name, figures) in &all {
         let median = |values: &[f64]| mean_and_median(values).1;
         let (seconds, cpu) = (median(&figures.seconds), median(&figures.cpu_s));

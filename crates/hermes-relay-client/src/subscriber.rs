@@ -4,6 +4,7 @@
 //! them. The subscription is refreshed at half of its timeout. Never: a hole that the caller does not learn of.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,6 +58,8 @@ pub enum Event {
     },
 }
 
+type Refreshing<'c> = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send + 'c>>;
+
 /// Subscribes to a channel.
 pub struct Subscriber<'c> {
     client: &'c Client,
@@ -67,6 +70,8 @@ pub struct Subscriber<'c> {
     timeout: Duration,
     position: String,
     refresh_at: Instant,
+    /// A refresh on a connection of its own. Publications are read meanwhile.
+    refreshing: Option<Refreshing<'c>>,
     _connection: Connection,
 }
 
@@ -106,12 +111,23 @@ impl Client {
             timeout,
             position,
             refresh_at: Instant::now() + timeout / 2,
+            refreshing: None,
             _connection: connection,
         })
     }
+
+    async fn refresh(&self, subscription: HeaderValue, timeout: Duration) -> Result<(), ClientError> {
+        let mut connection = self.connect().await?;
+        let mut fields = HeaderMap::new();
+        fields.insert(SUBSCRIPTION, subscription);
+        fields.insert(TIMEOUT, timeout.as_secs().into());
+        let request = self.request(Method::GET, Bytes::new(), fields);
+        let exchange = self.exchange(&mut connection, request, StatusCode::NO_CONTENT);
+        self.patiently("the response to a refresh", exchange).await?.map(drop)
+    }
 }
 
-impl Subscriber<'_> {
+impl<'c> Subscriber<'c> {
     /// The position at which the subscription began, to resume from if no event has arrived.
     pub fn position(&self) -> &str {
         &self.position
@@ -128,8 +144,14 @@ impl Subscriber<'_> {
             }
             let frame = tokio::select! {
                 frame = self.body.frame() => frame,
-                () = tokio::time::sleep_until(self.refresh_at) => {
-                    self.refresh().await?;
+                refreshed = refreshed(&mut self.refreshing) => {
+                    self.refreshing = None;
+                    self.after_refresh(refreshed)?;
+                    continue;
+                }
+                () = tokio::time::sleep_until(self.refresh_at), if self.refreshing.is_none() => {
+                    let (client, subscription, timeout) = (self.client, self.subscription.clone(), self.timeout);
+                    self.refreshing = Some(Box::pin(client.refresh(subscription, timeout)));
                     continue;
                 }
             };
@@ -146,9 +168,13 @@ impl Subscriber<'_> {
         }
     }
 
-    /// Refreshes the subscription. If the relay cannot be reached now, it is tried again before the timeout.
-    async fn refresh(&mut self) -> Result<(), ClientError> {
-        match self.try_refresh().await {
+    /// If the relay cannot be reached now, the refresh is tried again before the timeout.
+    fn after_refresh(&mut self, refreshed: Result<(), ClientError>) -> Result<(), ClientError> {
+        match refreshed {
+            Ok(()) => {
+                self.refresh_at = Instant::now() + self.timeout / 2;
+                Ok(())
+            }
             Err(ClientError::Refused { status: StatusCode::NOT_FOUND, .. }) => {
                 Err(ClientError::Broken("the relay has forgotten the subscription".to_owned()))
             }
@@ -156,20 +182,16 @@ impl Subscriber<'_> {
                 self.refresh_at = Instant::now() + self.timeout / 8;
                 Ok(())
             }
-            other => other,
+            Err(error) => Err(error),
         }
     }
+}
 
-    async fn try_refresh(&mut self) -> Result<(), ClientError> {
-        let mut connection = self.client.connect().await?;
-        let mut fields = HeaderMap::new();
-        fields.insert(SUBSCRIPTION, self.subscription.clone());
-        fields.insert(TIMEOUT, self.timeout.as_secs().into());
-        let request = self.client.request(Method::GET, Bytes::new(), fields);
-        let exchange = self.client.exchange(&mut connection, request, StatusCode::NO_CONTENT);
-        self.client.patiently("the response to a refresh", exchange).await??;
-        self.refresh_at = Instant::now() + self.timeout / 2;
-        Ok(())
+/// The outcome of a refresh; never ready without one.
+async fn refreshed(refreshing: &mut Option<Refreshing<'_>>) -> Result<(), ClientError> {
+    match refreshing {
+        Some(refreshing) => refreshing.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -35,8 +35,8 @@ pub(crate) struct Deliveries {
     /// For each channel, the latest publication that was taken, or that the subscriber knows it lacks.
     position: Vec<EventId>,
     route: Arc<str>,
-    /// The paths of all channels but the first, about which each new configuration decides again.
-    others: Vec<PathAndQuery>,
+    /// The paths of all channels, about which each new configuration decides again.
+    paths: Vec<PathAndQuery>,
     /// The configuration that has decided about them. It must not stay in memory after a reload.
     decided_by: Weak<Snapshot>,
     heartbeat: Duration,
@@ -50,7 +50,7 @@ pub(crate) struct Deliveries {
 /// The session of a subscription.
 pub(crate) struct DeliveryScope {
     pub(crate) route: Arc<str>,
-    pub(crate) others: Vec<PathAndQuery>,
+    pub(crate) paths: Vec<PathAndQuery>,
     pub(crate) heartbeat: Duration,
     pub(crate) clock: RelayClock,
     pub(crate) worker: Rc<WorkerContext>,
@@ -59,16 +59,18 @@ pub(crate) struct DeliveryScope {
 
 impl Deliveries {
     pub(crate) fn new(subscription: Subscription, scope: DeliveryScope) -> Self {
-        let DeliveryScope { route, others, heartbeat, clock, worker, entry } = scope;
+        let DeliveryScope { route, paths, heartbeat, clock, worker, entry } = scope;
         // Heartbeats keep the connection open, so no timeout of the route applies.
         entry.set_held(true);
+        // A client over HTTP/1.1 that closes its direction has no more to ask, and leaves.
+        entry.set_ends_half_closed(true);
         Self {
             position: subscription.channels().map(|(_, start)| start).collect(),
             decided_by: Arc::downgrade(&worker.snapshot()),
             timer: Box::pin(tokio::time::sleep(heartbeat)),
             subscription,
             route,
-            others,
+            paths,
             heartbeat,
             clock,
             worker,
@@ -110,15 +112,9 @@ impl Deliveries {
         self.subscription.deadline() > self.clock.now()
     }
 
-    /// Changes the time between heartbeats.
-    pub(crate) fn set_heartbeat(&mut self, heartbeat: Duration) {
-        self.heartbeat = heartbeat;
-        self.delay_heartbeat();
-    }
-
-    /// Gives the subscription another timeout from now on. Returns false if it has ended.
-    pub(crate) fn refresh(&self, timeout: Duration) -> bool {
-        self.subscription.refresh(timeout, self.clock.now())
+    /// Gives the subscription another timeout from now on, unless it has ended.
+    pub(crate) fn refresh(&self, timeout: Duration) {
+        self.subscription.refresh(timeout, self.clock.now());
     }
 
     /// Delays the next heartbeat, since something was sent.
@@ -139,14 +135,15 @@ impl Deliveries {
         Poll::Ready(())
     }
 
-    /// Whether the client may still read all channels. The session's own decision is about the first one.
+    /// Whether the client may still read all channels of this route. A reload ends the session itself only if its path is denied,
+    /// and not if the path leads to another relay.
     fn is_allowed(&mut self) -> bool {
         let snapshot = self.worker.snapshot();
-        if self.others.is_empty() || self.decided_by.as_ptr() == Arc::as_ptr(&snapshot) {
+        if self.decided_by.as_ptr() == Arc::as_ptr(&snapshot) {
             return true;
         }
         self.decided_by = Arc::downgrade(&snapshot);
-        self.others.iter().all(|path| leads_to(&self.route, &self.entry, path, &snapshot))
+        self.paths.iter().all(|path| leads_to(&self.route, &self.entry, path, &snapshot))
     }
 }
 

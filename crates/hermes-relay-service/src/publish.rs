@@ -28,6 +28,8 @@ use crate::{DELIVER, DELIVERED, RELAY, RelayRequest, SUBSCRIBERS, channel, refus
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";
+/// Bytes of these fields. Readers of parts accept 16 KiB (`hermes_relay::framing::multipart`).
+const MAX_FIELD_BYTES: usize = 8 << 10;
 
 pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Response<Body>, Error> {
     let facts = &request.entry.facts;
@@ -54,7 +56,13 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         }
         Err(Unread::Refused(error)) => return Ok(refused(&error)),
     };
-    let content = NewPublication { headers: content_fields(&facts.headers), body };
+    let headers = content_fields(&facts.headers);
+    let length: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if length > MAX_FIELD_BYTES {
+        let reason = format!("the content-* fields of a publication have at most {MAX_FIELD_BYTES} bytes\n");
+        return Ok(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason));
+    }
+    let content = NewPublication { headers, body };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
     let published = outlet.publish(content).await;

@@ -66,7 +66,7 @@ pub(crate) struct Begun {
 /// Begins the subscription that a request describes.
 pub(crate) fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, SubscribeError>, Error> {
     let headers = &request.entry.facts.headers;
-    let Channels { names, others } = channels(request)?;
+    let Channels { names, paths } = channels(request)?;
     let after = match text(headers, &LAST_EVENT_ID)?.or(Query::of(&request.entry.facts.path).last_event_id) {
         Some(position) => read_position(position, names.len())?,
         None => vec![None; names.len()],
@@ -89,7 +89,7 @@ pub(crate) fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, Subscrib
     Ok(relay.subscribe(wanted, clock.now()).map(|subscription| {
         let scope = DeliveryScope {
             route: request.route.name.clone(),
-            others,
+            paths,
             heartbeat: request.settings.heartbeat,
             clock,
             worker: request.worker.clone(),
@@ -176,14 +176,13 @@ pub(crate) fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Res
 /// The channels of a subscription.
 struct Channels {
     names: Vec<Arc<str>>,
-    /// The paths of all but that of the URI, to decide about them again.
-    others: Vec<PathAndQuery>,
+    paths: Vec<PathAndQuery>,
 }
 
 /// The channels of a subscription: that of the URI, and others of the same authority that the same route serves.
 fn channels(request: &RelayRequest<'_>) -> Result<Channels, Error> {
     let facts = &request.entry.facts;
-    let mut all = Channels { names: vec![channel(request.entry, None)], others: Vec::new() };
+    let mut all = Channels { names: vec![channel(request.entry, None)], paths: vec![facts.path.clone()] };
     let lists: Vec<&str> = lines(&facts.headers, &CHANNELS).collect::<Result<_, _>>()?;
     for path in lists.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|path| !path.is_empty()) {
         let malformed = || Error::Malformed(format!("{CHANNELS} must be paths such as /a, /b, not {path:?}"));
@@ -205,7 +204,7 @@ fn channels(request: &RelayRequest<'_>) -> Result<Channels, Error> {
             return Err(Error::Denied { status, reason, label });
         }
         all.names.push(name);
-        all.others.push(parsed);
+        all.paths.push(parsed);
     }
     Ok(all)
 }

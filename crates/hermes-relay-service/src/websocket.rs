@@ -2,8 +2,9 @@
 //!
 //! In: the bytes of a tunnel whose request named the protocol `websocket`. Out: each delivery as a text message with the
 //! JSON object of `application/x-ndjson`. Each message of the client is published to the channel, and answered by an object
-//! with `published`, or with `refused` and the reason. The pongs of the client refresh the subscription. Never: more
-//! than one publication of the client at a time, or the next bytes of the client while a publication waits for room.
+//! with `published`, or with `refused` and the reason. All bytes of the client refresh the subscription, such as its answers
+//! to pings. Never: more than one publication of the client at a time, the next bytes of the client while a publication
+//! waits for room, or more answers than the client reads.
 
 use std::io::{self, Read, Write};
 use std::pin::Pin;
@@ -22,6 +23,7 @@ use hermes_transport::stream::{BoxedStream, ByteStream};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method};
 use serde_json::json;
+use tokio::time::{Instant, Sleep};
 use tungstenite::protocol::frame::coding::CloseCode;
 use tungstenite::protocol::{CloseFrame, Role, WebSocket, WebSocketConfig};
 use tungstenite::{Error as SocketError, Message};
@@ -31,8 +33,12 @@ use crate::publish::Outlet;
 use crate::subscribe::Begun;
 use crate::{RelayRequest, channel};
 
-/// Bytes of messages after which they are sent, although more wait.
-const WRITE_BYTES: usize = 64 << 10;
+/// Bytes of messages for the client after which no more are made until it has read some.
+const MAX_OUTGOING: usize = 64 << 10;
+/// Bytes that are read into memory for each socket. The default of the library is 128 KiB.
+const READ_BUFFER: usize = 4 << 10;
+/// Messages of the client before other tasks of the worker run.
+const MESSAGES_A_TURN: usize = 32;
 /// The time between two pings, as a part of the timeout, so that several pongs may be lost.
 const PINGS_A_TIMEOUT: u32 = 3;
 
@@ -69,8 +75,12 @@ impl Write for Memory {
 
 struct RelaySocket {
     socket: WebSocket<Memory>,
-    deliveries: Deliveries,
+    /// `None` after the end of the subscription. Bytes of the client are dropped then, and its idle timeout applies.
+    deliveries: Option<Deliveries>,
     timeout: Duration,
+    ping_interval: Duration,
+    /// The next ping. Deliveries do not delay it, since only the client's answer tells that it is there.
+    ping: Pin<Box<Sleep>>,
     outlet: Outlet,
     /// A publication of the client that waits for room.
     publishing: Option<Publishing>,
@@ -78,32 +88,33 @@ struct RelaySocket {
     arriving: Reserved,
     worker: Rc<WorkerContext>,
     entry: Rc<SessionEntry>,
-    has_ended: bool,
 }
 
 /// The stream of a tunnel that ends at the relay.
 pub(crate) fn stream(request: &RelayRequest<'_>, begun: Begun) -> ByteStream {
-    let Begun { mut deliveries, timeout } = begun;
-    deliveries.set_heartbeat(request.settings.heartbeat.min(timeout / PINGS_A_TIMEOUT));
+    let Begun { deliveries, timeout } = begun;
+    let ping_interval = request.settings.heartbeat.min(timeout / PINGS_A_TIMEOUT);
     let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
     let config = WebSocketConfig::default().max_message_size(Some(most)).max_frame_size(Some(most));
+    let config = config.read_buffer_size(READ_BUFFER);
     let outlet = Outlet::new(request, channel(request.entry, None), request.settings.mode, Audience::All);
+    let start = json!({
+        "id": deliveries.position(),
+        "subscription": deliveries.subscription.id().to_string(),
+        "timeout": timeout.as_secs(),
+    });
     let mut socket = RelaySocket {
         socket: WebSocket::from_raw_socket(Memory::default(), Role::Server, Some(config)),
         timeout,
+        ping_interval,
+        ping: Box::pin(tokio::time::sleep(ping_interval)),
         arriving: outlet.relay.reserve(),
         outlet,
         publishing: None,
         worker: request.worker.clone(),
         entry: request.entry.clone(),
-        has_ended: false,
-        deliveries,
+        deliveries: Some(deliveries),
     };
-    let start = json!({
-        "id": socket.deliveries.position(),
-        "subscription": socket.deliveries.subscription.id().to_string(),
-        "timeout": timeout.as_secs(),
-    });
     socket.send(Message::text(start.to_string()));
     ByteStream::Boxed(Box::new(socket))
 }
@@ -114,38 +125,44 @@ impl RelaySocket {
         let _ = self.socket.send(message);
     }
 
+    fn end(&mut self) {
+        self.deliveries = None;
+        self.entry.set_held(false);
+    }
+
     fn close(&mut self, code: CloseCode, reason: &str) {
-        self.has_ended = true;
+        self.end();
         let _ = self.socket.close(Some(CloseFrame { code, reason: reason.into() }));
         let _ = self.socket.flush();
     }
 
     /// Takes messages of the client. Ready when all its bytes are taken.
     fn poll_messages(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
+        for _ in 0..MESSAGES_A_TURN {
             self.poll_publishing(cx);
             if self.publishing.is_some() {
+                // Its answers to pings are not read meanwhile.
+                self.refresh();
+                return Poll::Pending;
+            }
+            if self.socket.get_ref().outgoing.len() >= MAX_OUTGOING {
                 return Poll::Pending;
             }
             match self.socket.read() {
                 Ok(Message::Text(text)) => self.publish("text/plain; charset=utf-8", text.into()),
                 Ok(Message::Binary(bytes)) => self.publish("application/octet-stream", bytes),
-                Ok(Message::Pong(_)) => {
-                    if !self.deliveries.refresh(self.timeout) {
-                        return Poll::Ready(());
-                    }
-                }
-                Ok(Message::Ping(_) | Message::Frame(_)) => {
+                Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_)) => {
                     let _ = self.socket.flush();
+                    self.arriving = self.outlet.relay.reserve();
                 }
                 Ok(Message::Close(_)) => {
                     let _ = self.socket.flush();
-                    self.has_ended = true;
+                    self.end();
                     return Poll::Ready(());
                 }
                 Err(SocketError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Ready(()),
                 Err(SocketError::ConnectionClosed | SocketError::AlreadyClosed) => {
-                    self.has_ended = true;
+                    self.end();
                     return Poll::Ready(());
                 }
                 Err(SocketError::Capacity(error)) => {
@@ -158,11 +175,20 @@ impl RelaySocket {
                 }
             }
         }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Extends the subscription. If it has ended, the other direction learns of it.
+    fn refresh(&self) {
+        if let Some(deliveries) = &self.deliveries {
+            deliveries.refresh(self.timeout);
+        }
     }
 
     /// Begins a publication. The request subscribed by GET, so each message is decided as the POST that it replaces.
     fn publish(&mut self, content_type: &'static str, body: Bytes) {
-        self.arriving = self.outlet.relay.reserve();
+        let reserved = std::mem::replace(&mut self.arriving, self.outlet.relay.reserve());
         let snapshot = self.worker.snapshot();
         if !may_publish(self.outlet.route(), &self.entry, &snapshot) {
             let refused = json!({"refused": "this client may not publish to the channel"});
@@ -172,7 +198,11 @@ impl RelaySocket {
         let mut content = NewPublication { body: Bytes::copy_from_slice(&body), ..NewPublication::default() };
         content.headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         let outlet = self.outlet.clone();
-        self.publishing = Some(Box::pin(async move { outlet.publish(content).await }));
+        self.publishing = Some(Box::pin(async move {
+            // Publications that wait for room count, too.
+            let _reserved = reserved;
+            outlet.publish(content).await
+        }));
     }
 
     /// Continues the publication, and sends its receipt.
@@ -194,26 +224,27 @@ impl RelaySocket {
     /// Takes deliveries until there is something to send. Ready without anything when the socket has ended.
     fn poll_outgoing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.poll_publishing(cx);
-        while !self.has_ended && self.socket.get_ref().outgoing.len() < WRITE_BYTES {
-            match self.deliveries.poll_delivery(cx) {
+        if self.deliveries.is_some() && self.ping.as_mut().poll(cx).is_ready() {
+            self.ping.as_mut().reset(Instant::now() + self.ping_interval);
+            // Its next poll registers the waker.
+            cx.waker().wake_by_ref();
+            self.send(Message::Ping(Bytes::new()));
+        }
+        while let Some(deliveries) = &mut self.deliveries
+            && self.socket.get_ref().outgoing.len() < MAX_OUTGOING
+        {
+            match deliveries.poll_delivery(cx) {
                 Poll::Ready(Ok(delivery)) => {
-                    let position = self.deliveries.position();
+                    let position = deliveries.position();
                     let mut line = Vec::new();
-                    Framing::JsonLines.write(&mut line, &delivery, &position, self.deliveries.has_several_channels());
+                    Framing::JsonLines.write(&mut line, &delivery, &position, deliveries.has_several_channels());
                     // JSON is text.
                     self.send(Message::text(String::from_utf8_lossy(line.trim_ascii_end()).into_owned()));
                 }
                 Poll::Ready(Err(ended)) => self.close(close_code(ended), &ended.to_string()),
-                Poll::Pending if !self.socket.get_ref().outgoing.is_empty() => {
-                    self.deliveries.delay_heartbeat();
-                    break;
-                }
-                Poll::Pending => {
-                    ready!(self.deliveries.poll_idle(cx));
-                    if self.deliveries.is_live() {
-                        self.send(Message::Ping(Bytes::new()));
-                    }
-                }
+                Poll::Pending if !self.socket.get_ref().outgoing.is_empty() => break,
+                // Ready when the subscription expires, or at a heartbeat, which pings replace.
+                Poll::Pending => ready!(deliveries.poll_idle(cx)),
             }
         }
         Poll::Ready(())
@@ -242,13 +273,18 @@ impl BoxedStream for RelaySocket {
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         ready!(self.poll_outgoing(cx));
         let outgoing = std::mem::take(&mut self.socket.get_mut().outgoing);
+        if outgoing.len() >= MAX_OUTGOING {
+            // The other direction waits for this.
+            cx.waker().wake_by_ref();
+        }
         Poll::Ready(Ok(Some(Bytes::from(outgoing)).filter(|bytes| !bytes.is_empty())))
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<io::Result<()>> {
         ready!(self.poll_messages(cx));
-        if !chunk.is_empty() && !self.has_ended {
+        if !chunk.is_empty() && self.deliveries.is_some() {
             let bytes = std::mem::take(chunk);
+            self.refresh();
             if self.outlet.relay.reserve_more(&mut self.arriving, bytes.len() as u64).is_err() {
                 self.worker.shared.metrics.limit("relay-memory");
                 self.close(CloseCode::Again, "the relay has no memory for the message");
@@ -267,13 +303,13 @@ impl BoxedStream for RelaySocket {
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // A publication that waits for room is completed.
         ready!(self.poll_messages(cx));
-        self.has_ended = true;
+        self.end();
         cx.waker().wake_by_ref();
         Poll::Ready(Ok(()))
     }
 
     fn abort(&mut self) {
-        self.has_ended = true;
+        self.end();
         self.publishing = None;
     }
 }

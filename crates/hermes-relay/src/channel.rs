@@ -70,14 +70,21 @@ struct ChannelState {
     next_member: u64,
     history: VecDeque<Arc<Publication>>,
     history_bytes: u64,
-    /// The member of each group that got the latest publication for one.
-    turns: HashMap<Option<Arc<str>>, u64>,
+    groups: HashMap<Option<Arc<str>>, Group>,
     /// Jobs whose group has no member left. They wait for one.
     orphans: VecDeque<(Option<Arc<str>>, Arc<Publication>)>,
     /// Losses since the last sweep.
     losses: Losses,
     /// The time at which a subscriber joined or a publication arrived the last time.
     used: Duration,
+}
+
+/// The members of a channel that share jobs.
+#[derive(Debug, Default)]
+struct Group {
+    members: usize,
+    /// The member that got the latest job.
+    last: Option<u64>,
 }
 
 /// Losses of a channel, for metrics.
@@ -104,7 +111,7 @@ impl Channel {
             next_member: 0,
             history: VecDeque::new(),
             history_bytes: 0,
-            turns: HashMap::new(),
+            groups: HashMap::new(),
             orphans: VecDeque::new(),
             losses: Losses::default(),
             used: now,
@@ -150,6 +157,7 @@ impl Channel {
         }
         let number = state.next_member;
         state.next_member += 1;
+        state.groups.entry(group.clone()).or_default().members += 1;
         state.members.insert(number, Member { queue: queue.clone(), group });
         state.used = now;
         (number, after.unwrap_or_else(|| state.latest_id()))
@@ -159,9 +167,13 @@ impl Channel {
     pub(crate) fn leave(&self, number: u64, untaken: &[Arc<Publication>], limits: &RelayLimits, now: Duration) {
         let mut state = self.lock();
         let Some(member) = state.members.remove(&number) else { return };
+        state.used = now;
         state.hand_on(&member.group, self.of_this_channel(untaken), limits, now);
-        if !state.members.values().any(|other| other.group == member.group) {
-            state.turns.remove(&member.group);
+        if let Some(group) = state.groups.get_mut(&member.group) {
+            group.members -= 1;
+            if group.members == 0 {
+                state.groups.remove(&member.group);
+            }
         }
     }
 
@@ -244,7 +256,7 @@ impl Channel {
             if full.is_empty() {
                 break (targets, room.len() as u64);
             }
-            if let Some(until) = state.wait_for(&full, bytes, publisher, limits, now) {
+            if let Some(until) = state.wait_for(&full, bytes, publisher, limits.stall, now) {
                 return PublishProgress::Waiting { until };
             }
         };
@@ -357,24 +369,22 @@ impl ChannelState {
         full: &[u64],
         bytes: u64,
         publisher: &Waker,
-        limits: &RelayLimits,
+        stall: Duration,
         now: Duration,
     ) -> Option<Duration> {
-        // All full queues begin to block at once, so that stalls do not add up.
+        // All full queues begin to block at once, so that stalls do not add up. One of them wakes the publisher, which then
+        // looks at the others.
         let mut wake_at: Option<Duration> = None;
         let mut has_changed = false;
-        let mut stalled = Vec::new();
         for member in full.iter().filter_map(|number| self.members.get(number)) {
-            match member.queue.wait_for_room(bytes, publisher, now, limits.stall) {
+            match member.queue.wait_for_room(bytes, wake_at.is_none().then_some(publisher), now, stall) {
                 Ok(until) => wake_at = Some(wake_at.map_or(until, |earlier| earlier.min(until))),
                 Err(Room::Changed) => has_changed = true,
-                Err(Room::Stalled(jobs)) => stalled.push((member.group.clone(), jobs)),
+                Err(Room::Stalled) => {
+                    has_changed = true;
+                    self.losses.stalled += 1;
+                }
             }
-        }
-        has_changed |= !stalled.is_empty();
-        self.losses.stalled += stalled.len() as u64;
-        for (group, jobs) in stalled {
-            self.hand_on(&group, jobs, limits, now);
         }
         wake_at.filter(|_| !has_changed)
     }
@@ -395,7 +405,7 @@ impl ChannelState {
         }
         let mut all = Takers { takers: Vec::new(), full: Vec::new(), full_groups: 0 };
         for (group, members) in groups {
-            let last = self.turns.get(group).copied();
+            let last = self.groups.get(group).and_then(|group| group.last);
             let in_turn = |(number, free): &&(u64, usize)| *free > 0 && last.is_none_or(|last| *number > last);
             match members.iter().find(in_turn).or_else(|| members.iter().find(|(_, free)| *free > 0)) {
                 Some((number, _)) => all.takers.push(*number),
@@ -413,7 +423,7 @@ impl ChannelState {
         let Some(member) = self.members.get(&number) else { return };
         let group = member.group.clone();
         if member.queue.push(Delivery::Publication(job.clone()), now) {
-            self.turns.insert(group, number);
+            self.groups.entry(group).or_default().last = Some(number);
         } else {
             self.hand_on(&group, vec![job.clone()], limits, now);
         }
@@ -421,7 +431,8 @@ impl ChannelState {
 
     /// Gives jobs to members of a group, even to full ones; without a member they wait for one.
     fn hand_on(&mut self, group: &Option<Arc<str>>, jobs: Vec<Arc<Publication>>, limits: &RelayLimits, now: Duration) {
-        let bytes = jobs.first().map_or(0, |job| job.bytes());
+        // The members are not searched for a subscriber that leaves without a job, as most do.
+        let Some(bytes) = jobs.first().map(|job| job.bytes()) else { return };
         let mut members: Vec<(usize, &Member)> = self
             .members
             .values()

@@ -62,6 +62,8 @@ struct QueueState {
     dropped: Vec<Dropped>,
     /// The time at which a reliable publication first found no room, since the last delivery was taken.
     blocking_since: Option<Duration>,
+    /// A reliable publication waits for this queue. Realtime ones must not take the room before it.
+    is_reserved: bool,
     deadline: Duration,
     end: Option<End>,
     reader: Option<Waker>,
@@ -81,8 +83,8 @@ struct Dropped {
 pub(crate) enum Room {
     /// There is room, or the subscription has ended.
     Changed,
-    /// The subscription has ended now, because its client took nothing for too long. These publications were for it alone.
-    Stalled(Vec<Arc<Publication>>),
+    /// The subscription has ended now, because its client took nothing for too long.
+    Stalled,
 }
 
 /// The outcome of an offer.
@@ -109,6 +111,7 @@ impl SubscriberQueue {
             bytes: 0,
             dropped: Vec::new(),
             blocking_since: None,
+            is_reserved: false,
             deadline,
             end: None,
             reader: None,
@@ -130,6 +133,7 @@ impl SubscriberQueue {
             }
             state.report_dropped(at);
             state.push(Queued { delivery, at });
+            state.is_reserved = false;
             state.reader.take()
         };
         reader.into_iter().for_each(Waker::wake);
@@ -143,7 +147,7 @@ impl SubscriberQueue {
             if state.is_over(now) {
                 return Offered::Ended;
             }
-            if !state.has_room(self.limits, publication.bytes()) {
+            if state.is_reserved || !state.has_room(self.limits, publication.bytes()) {
                 state.drop_one(&publication.channel, id);
                 return Offered::Dropped;
             }
@@ -165,14 +169,15 @@ impl SubscriberQueue {
         Some(if has_room { self.limits.publications.saturating_sub(state.waiting.len()).max(1) } else { 0 })
     }
 
-    /// Wakes `publisher` when a delivery is taken, and returns the time at which it should look again.
+    /// Wakes `publisher` when a delivery is taken, and returns the time at which it should look again. `None`: the publisher
+    /// waits for another queue, too, which wakes it.
     ///
     /// # Errors
     /// It need not wait.
     pub(crate) fn wait_for_room(
         &self,
         bytes: u64,
-        publisher: &Waker,
+        publisher: Option<&Waker>,
         now: Duration,
         stall: Duration,
     ) -> Result<Duration, Room> {
@@ -184,9 +189,13 @@ impl SubscriberQueue {
         let until = *state.blocking_since.get_or_insert(now) + stall;
         if now >= until {
             drop(state);
-            return Err(Room::Stalled(self.stall()));
+            self.end(End::Stalled);
+            return Err(Room::Stalled);
         }
-        if !state.publishers.iter().any(|waiting| waiting.will_wake(publisher)) {
+        state.is_reserved = true;
+        if let Some(publisher) = publisher
+            && !state.publishers.iter().any(|waiting| waiting.will_wake(publisher))
+        {
             state.publishers.push(publisher.clone());
         }
         // Nobody is woken when the subscription expires.
@@ -202,6 +211,9 @@ impl SubscriberQueue {
             let mut state = self.lock();
             if now >= state.deadline {
                 state.end.get_or_insert(End::Expired);
+            }
+            if state.end == Some(End::Stalled) {
+                return Poll::Ready(Err(End::Stalled));
             }
             if state.waiting.is_empty() {
                 // No publication follows so far, and the subscriber must not take the gap for silence.
@@ -252,11 +264,14 @@ impl SubscriberQueue {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends the subscription of a client that takes nothing, and frees its queue. Returns the publications that were for it
-    /// alone.
-    pub(crate) fn stall(&self) -> Vec<Arc<Publication>> {
-        self.end(End::Stalled);
-        self.take_untaken()
+    /// Frees the queue of a subscription that has stalled. Returns the publications that were for it alone. `None`: it has not
+    /// stalled, or nothing is left.
+    pub(crate) fn take_stalled(&self) -> Option<Vec<Arc<Publication>>> {
+        let has_left = {
+            let state = self.lock();
+            state.end == Some(End::Stalled) && !state.waiting.is_empty()
+        };
+        has_left.then(|| self.take_untaken())
     }
 
     /// Ends the subscription of a client that has left, and frees its queue. Returns the publications that were for it alone.
@@ -309,6 +324,8 @@ impl QueueState {
             self.bytes -= publication.bytes();
         }
         self.blocking_since = None;
+        // The publisher that waited may have left.
+        self.is_reserved &= !self.waiting.is_empty();
         Some(next)
     }
 

@@ -381,6 +381,7 @@ impl Relay {
         if is_short {
             losses.stalled += table.end_slowest(&self.memory, now);
         }
+        table.empty_stalled(now);
         let (age, mut idle) = (table.limits.history_age, Vec::new());
         table.channels.retain(|name, channel| {
             let of_channel = channel.take_losses();
@@ -452,12 +453,23 @@ impl Table {
                 break;
             }
             ended += 1;
-            let jobs = registration.queue.stall();
-            for membership in registration.memberships.iter() {
-                membership.channel.hand_on(membership.number, &jobs, &self.limits, now);
-            }
+            registration.queue.end(End::Stalled);
+            self.hand_on(registration, now);
         }
         ended
+    }
+
+    /// Frees the queues of subscriptions that have stalled, whose clients may stay connected for long.
+    fn empty_stalled(&self, now: Duration) {
+        self.subscriptions.values().for_each(|registration| self.hand_on(registration, now));
+    }
+
+    /// Hands the jobs of a subscription that has stalled to other members of its groups.
+    fn hand_on(&self, registration: &Registration, now: Duration) {
+        let Some(jobs) = registration.queue.take_stalled() else { return };
+        for membership in registration.memberships.iter().filter(|_| !jobs.is_empty()) {
+            membership.channel.hand_on(membership.number, &jobs, &self.limits, now);
+        }
     }
 }
 

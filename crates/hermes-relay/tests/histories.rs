@@ -266,7 +266,64 @@ fn a_job_reaches_another_member_when_its_taker_leaves() {
     assert_eq!(reliable(SECOND), PublishProgress::Waiting { until: 6 * SECOND });
     assert!(matches!(reliable(7 * SECOND), PublishProgress::Done(_)));
     assert_eq!(relay.sweep(7 * SECOND), Losses { stalled: 1, jobs: 0 });
-    assert_eq!([(); 4].map(|()| next(&fourth, 7 * SECOND)), ["7", "8", "9", ""]);
+    assert_eq!([(); 4].map(|()| next(&fourth, 7 * SECOND)), ["9", "7", "8", ""]);
+}
+
+#[test]
+fn jobs_of_a_stalled_member_stay_in_their_channel() {
+    let relay = Relay::new(limits());
+    let request = SubscribeRequest {
+        id: SubscriptionId(1),
+        subject: "somebody".into(),
+        channels: vec![("node/a".into(), None), ("node/b".into(), None)],
+        group: Some("g".into()),
+        timeout: 90 * SECOND,
+        epoch: 1,
+    };
+    let _silent = relay.subscribe(request, Duration::ZERO).unwrap();
+    let publish = |channel: &str, text: &str, audience, now| {
+        relay.poll_publish_reliable(channel, &content(text), audience, 1, Waker::noop(), now).unwrap()
+    };
+    for text in ["1", "2", "3"] {
+        publish("node/b", text, Audience::OneOfEachGroup, Duration::ZERO);
+    }
+    let of_a = subscribe(&relay, 2, "node/a", Some("g"), 90);
+    assert!(matches!(publish("node/a", "x", Audience::All, SECOND), PublishProgress::Waiting { .. }));
+    assert!(matches!(publish("node/a", "x", Audience::All, 6 * SECOND), PublishProgress::Done(_)));
+    relay.sweep(7 * SECOND);
+    assert_eq!([(); 2].map(|()| next(&of_a, 7 * SECOND)), ["x", ""]);
+    let of_b = subscribe(&relay, 3, "node/b", Some("g"), 90);
+    assert_eq!([(); 4].map(|()| next(&of_b, 7 * SECOND)), ["1", "2", "3", ""]);
+}
+
+#[test]
+fn a_reliable_publication_has_the_next_room() {
+    let relay = Relay::new(limits());
+    let slow = subscribe(&relay, 1, "node/a", None, 90);
+    let realtime =
+        |text: &str| relay.publish_realtime("node/a", content(text), Audience::All, 1, SECOND).unwrap().delivered;
+    let reliable =
+        || relay.poll_publish_reliable("node/a", &content("r"), Audience::All, 1, Waker::noop(), SECOND).unwrap();
+    assert_eq!(["1", "2", "3"].map(realtime), [1, 1, 1]);
+    assert!(matches!(reliable(), PublishProgress::Waiting { .. }));
+    assert_eq!(next(&slow, SECOND), "1");
+    assert_eq!(realtime("4"), 0);
+    assert!(matches!(reliable(), PublishProgress::Done(_)));
+    assert_eq!([(); 4].map(|()| next(&slow, SECOND)), ["2", "3", "-1", "r"]);
+    assert_eq!(realtime("5"), 1);
+}
+
+#[test]
+fn a_history_stays_for_its_age_after_the_last_subscriber() {
+    let relay = Relay::new(limits());
+    let subscription = subscribe(&relay, 1, "node/a", None, 90);
+    let first = relay.publish_realtime("node/a", content("1"), Audience::All, 1, SECOND).unwrap();
+    // Longer than the age of histories.
+    relay.sweep(80 * SECOND);
+    drop(subscription);
+    relay.sweep(81 * SECOND);
+    let second = relay.publish_realtime("node/a", content("2"), Audience::All, 2, 82 * SECOND).unwrap();
+    assert_eq!(second.id.unwrap().epoch, first.id.unwrap().epoch);
 }
 
 #[test]

@@ -260,6 +260,8 @@ async fn what_a_relay_does_not_take_is_refused_with_the_reason() {
     let (status, _, body) = publish(&node, "/events/a", &large, &[]).await;
     assert_eq!(status, 413, "{body}");
     assert!(body.contains("102400 bytes"), "{body}");
+    let fields = format!("content-x: {}", "x".repeat(9000));
+    assert_eq!(publish(&node, "/events/a", "x", &["--header", &fields]).await.0, 431);
     let (status, _, body) = curl(&node, "/events/a", &[]).await;
     assert!(status == 400 && body.contains("hermes-subscribe"), "{body}");
     let (status, head, _) = curl(&node, "/events/a", &["--request", "DELETE"]).await;
@@ -308,6 +310,8 @@ async fn one_subscription_has_several_channels() {
     }
     assert!(positions[0].contains("-0,"), "nothing of the first channel was published: {positions:?}");
     drop(both);
+    // A client that leaves is noticed at once, and not at the next heartbeat.
+    node.metric_is("hermes_relay_subscriptions", "", 0.0).await;
     publish(&node, "/events/a", "4", &[]).await;
     let position = format!("last-event-id: {}", positions[2]);
     let resumed = [&json[..], &["--header", &position]].concat();
@@ -399,15 +403,19 @@ async fn a_node_in_between_passes_publications_on_as_they_arrive() {
 #[tokio::test]
 async fn publications_cross_a_hop_of_http_3() {
     let overlay = Overlay::new(hermes()).unwrap();
-    let listeners = "listeners: [{name: overlay, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: required}},";
+    let listeners =
+        "listeners: [{name: overlay, bind: '127.0.0.1:0', protocol: http, http3: true, tls: {client: required}},";
     let relay = overlay.node("relay").identity(&Subject::node("relay")).unwrap();
     let relay = relay.document(&RELAY.replace("listeners: [", listeners)).start().await.unwrap();
     let device = overlay.node("device").identity(&Subject::node("device")).unwrap();
-    let device = device.document(&DEVICE.replace("protocol: h2", "protocol: h3"));
+    let device = device.document(&DEVICE.replace("protocol: h2", "protocol: h3, tls: {node: relay}"));
     let device = device.with("NEXT", relay.address("overlay")).start().await.unwrap();
     let url = format!("http://{}/events/a", device.address("web"));
     let mut command = Command::new("curl");
-    command.args(["--silent", "--no-buffer", "--header", "accept: application/x-ndjson"]).args(SUBSCRIBE).args(AUTHORITY);
+    command
+        .args(["--silent", "--no-buffer", "--header", "accept: application/x-ndjson"])
+        .args(SUBSCRIBE)
+        .args(AUTHORITY);
     let mut child = command.arg(url).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut subscriber = Subscriber { child, lines };

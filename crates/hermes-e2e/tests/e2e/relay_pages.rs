@@ -17,7 +17,7 @@ use tungstenite::{Error, Message};
 const RELAY: &str = "
 listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
 routes:
-- {name: read-only, match: {path: '/readable/*', method: POST}, respond: {status: 403}}
+- {name: read-only, match: {path: '/readable/*', method: [POST, PUT]}, respond: {status: 403}}
 - {name: readable, match: {path: '/readable/*'}, relay: {}}
 - name: chat
   match: {path: '/chat/*'}
@@ -112,8 +112,37 @@ async fn pongs_refresh_a_websocket_and_silence_ends_it() {
         assert!(matches!(socket.read().unwrap(), Message::Ping(_)));
         socket.flush().unwrap();
     }
-    std::thread::sleep(Duration::from_secs(3));
+    // It answers no ping from now on.
     node.metric_is("hermes_relay_subscriptions", "", 0.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_channel_does_not_delay_the_pings() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = relay(&overlay).await;
+    let (mut socket, _) = open(node.address("web"), "/chat/a?hermes-timeout=2", "");
+    message(&mut socket);
+    let begun = std::time::Instant::now();
+    let mut number = 0;
+    while begun.elapsed() < Duration::from_secs(4) {
+        assert_eq!(curl(&node, "/chat/a", &["--data", &number.to_string()]).await.0, 204);
+        assert_eq!(message(&mut socket)["data"], number.to_string());
+        number += 1;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_reads_no_answer_is_not_read() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = relay(&overlay).await;
+    let (socket, _) = open(node.address("web"), "/chat/a", "");
+    let mut stream = socket.into_inner();
+    stream.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    // Empty messages with a mask of zeros. Each gets an answer of 70 bytes.
+    let messages = [0x81, 0x80, 0, 0, 0, 0].repeat(10_000);
+    let blocked = (0..1000).find(|_| stream.write_all(&messages).is_err());
+    assert!(blocked.is_some(), "the relay reads on without an end");
+    assert_eq!(curl(&node, "/chat/b", &["--data", "x"]).await.0, 204, "others are served");
 }
 
 #[tokio::test(flavor = "multi_thread")]
