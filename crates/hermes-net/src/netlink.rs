@@ -159,7 +159,12 @@ fn read(mut answer: &[u8], found: &mut Answer) -> io::Result<bool> {
 
 /// A subscription to notifications from its creation on.
 #[derive(Debug)]
-pub(crate) struct Notifications(AsyncFd<Socket>);
+pub(crate) struct Notifications {
+    socket: AsyncFd<Socket>,
+    /// The receive buffer has overflowed and was not empty since. Until it is empty, the kernel drops all further
+    /// notifications, and reports none of these losses (net/netlink/af_netlink.c: NETLINK_S_CONGESTED).
+    is_congested: bool,
+}
 
 impl Notifications {
     /// Subscribes in the network namespace and on the runtime of the caller.
@@ -184,10 +189,11 @@ impl Notifications {
         socket.set_non_blocking(true)?;
         socket.bind(&SocketAddr::new(0, groups))?;
         // SAFETY: the socket owns one descriptor, which stays open until it is dropped; no other code uses it.
-        Ok(Self(unsafe { AsyncFd::register(socket) }?))
+        Ok(Self { socket: unsafe { AsyncFd::register(socket) }?, is_congested: false })
     }
 
-    /// Receives the next notifications. `None`: the kernel dropped some. Cancel safe.
+    /// Receives the next notifications. `None`: the kernel dropped some. After an overflow it is returned twice: at
+    /// once, and when the kernel delivers notifications again. Cancel safe.
     ///
     /// # Errors
     /// The errors of the socket.
@@ -216,13 +222,17 @@ impl Notifications {
 
     async fn receive(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
-            let mut ready = self.0.readable().await?;
+            let mut ready = self.socket.readable().await?;
             match ready.try_io(|io| io.get_ref().recv_from_full()) {
                 // Other processes can send messages to this socket, too. The port number of the kernel is 0.
                 Ok(Ok((messages, from))) if from.port_number() == 0 => return Ok(Some(messages)),
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(None),
+                Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    self.is_congested = true;
+                    return Ok(None);
+                }
                 Ok(Err(error)) => return Err(error),
+                Err(_would_block) if std::mem::take(&mut self.is_congested) => return Ok(None),
                 Err(_would_block) => {}
             }
         }
@@ -276,6 +286,7 @@ pub(crate) fn duplicate(socket: &Socket) -> io::Result<Socket> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netlink_sys::protocols::NETLINK_USERSOCK;
 
     #[test]
     fn a_list_that_changed_meanwhile_is_known() {
@@ -291,6 +302,28 @@ mod tests {
             assert!(!read(&bytes, &mut answer).expect("an answer"));
             assert_eq!((answer.messages.len(), answer.is_inconsistent), (1, is_inconsistent));
         }
+    }
+
+    /// The kernel drops notifications between the overflow and the moment when the buffer is empty.
+    #[tokio::test]
+    async fn losses_after_an_overflow_are_reported_when_the_buffer_is_empty() {
+        const GROUP: u32 = 1;
+        // Each user may send to the groups of this protocol.
+        let mut notifications = Notifications::open(NETLINK_USERSOCK, GROUP).expect("a subscription");
+        let sender = Socket::new(NETLINK_USERSOCK).expect("a socket");
+        let send = || sender.send_to(&[0; 4096], &SocketAddr::new(0, GROUP), 0);
+        let buffer = SockRef::from(notifications.socket.get_ref()).recv_buffer_size().expect("a size");
+        for _ in 0..buffer / 4096 + 1 {
+            let _ = send();
+        }
+        assert_eq!(notifications.next().await.expect("a report"), None);
+        // The buffer is full, so nothing tells of this one.
+        let _ = send();
+        let report = tokio::time::timeout(Duration::from_secs(10), notifications.next()).await;
+        assert_eq!(report.expect("a report in time").expect("a report"), None);
+        // Nothing was lost since.
+        let report = tokio::time::timeout(Duration::from_millis(50), notifications.next()).await;
+        assert!(report.is_err(), "a loss is reported without end");
     }
 
     /// A NFT_MSG_DELTABLE message of a family.
