@@ -4,16 +4,11 @@
 //! publications is replaced. Never: a publication that is sent twice.
 
 use bytes::Bytes;
-use hermes_relay::framing::EVENT_ID;
+use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, RELAY, SUBSCRIBERS};
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use crate::{Client, ClientError, Connection, number};
-
-const RELAY: HeaderName = HeaderName::from_static("hermes-relay");
-const DELIVER: HeaderName = HeaderName::from_static("hermes-deliver");
-const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers");
-const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");
 
 /// The rules of a publication.
 #[derive(Clone, Debug, Default)]

@@ -8,21 +8,15 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_relay::fields::{EVENT_ID, GROUP, LAST_EVENT_ID, MISSED, SUBSCRIBE, SUBSCRIPTION, TIMEOUT};
 use hermes_relay::framing::multipart::{Parser, Part};
-use hermes_relay::framing::{EVENT_ID, MISSED};
 use http::header::{ACCEPT, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{Client, ClientError, Connection, number};
-
-const SUBSCRIBE: HeaderName = HeaderName::from_static("hermes-subscribe");
-const SUBSCRIPTION: HeaderName = HeaderName::from_static("hermes-subscription");
-const TIMEOUT: HeaderName = HeaderName::from_static("hermes-timeout");
-const GROUP: HeaderName = HeaderName::from_static("hermes-group");
-const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The rules of a subscription.
 #[derive(Clone, Debug, Default)]

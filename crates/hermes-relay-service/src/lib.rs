@@ -27,20 +27,6 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use self::origin::Page;
 pub use self::registry::Relays;
 
-/// The fields of requests and responses.
-const SUBSCRIBE: HeaderName = HeaderName::from_static("hermes-subscribe");
-/// The name that the Braid draft (draft-toomim-httpbis-braid-http) gives to the same field.
-const BRAID_SUBSCRIBE: HeaderName = HeaderName::from_static("subscribe");
-const SUBSCRIPTION: HeaderName = HeaderName::from_static("hermes-subscription");
-const TIMEOUT: HeaderName = HeaderName::from_static("hermes-timeout");
-const MAX_TIMEOUT: HeaderName = HeaderName::from_static("hermes-max-timeout");
-const CHANNELS: HeaderName = HeaderName::from_static("hermes-channels");
-const GROUP: HeaderName = HeaderName::from_static("hermes-group");
-const RELAY: HeaderName = HeaderName::from_static("hermes-relay");
-const DELIVER: HeaderName = HeaderName::from_static("hermes-deliver");
-const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers");
-const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");
-const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// A proxy should pass the body on as it arrives (RFC 10036).
 const INCREMENTAL: HeaderName = HeaderName::from_static("incremental");
 

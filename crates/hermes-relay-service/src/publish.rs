@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::snapshot::RelayMode;
-use hermes_relay::framing::EVENT_ID;
+use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, RELAY, SUBSCRIBERS};
 use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
@@ -24,7 +24,7 @@ use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
 use crate::registry::RelayClock;
-use crate::{DELIVER, DELIVERED, RELAY, RelayRequest, SUBSCRIBERS, channel, refusal, text};
+use crate::{RelayRequest, channel, refusal, text};
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";

@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::PathAndQuery;
-use hermes_relay::framing::{EVENT_ID, Framing};
+use hermes_relay::fields::{
+    BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
+};
+use hermes_relay::framing::Framing;
 use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, SubscriptionId};
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
@@ -19,10 +22,7 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 
 use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
-use crate::{
-    BRAID_SUBSCRIBE, CHANNELS, GROUP, INCREMENTAL, LAST_EVENT_ID, MAX_TIMEOUT, RelayRequest, SUBSCRIBE, SUBSCRIPTION,
-    TIMEOUT, channel, lines, refusal, subject, text,
-};
+use crate::{INCREMENTAL, RelayRequest, channel, lines, refusal, subject, text};
 
 /// Bytes of publications after which a frame of the body is full.
 const FRAME_BYTES: usize = 64 << 10;

@@ -7,11 +7,11 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::EventId;
 use crate::limits::RelayLimits;
@@ -33,9 +33,9 @@ pub enum Audience {
 pub struct Receipt {
     /// The identifier that the channel gave to it. `None` for a publication for one of each group.
     pub id: Option<EventId>,
-    /// The subscribers of the channel.
+    /// The subscribers of the channel, with those behind relaying nodes.
     pub subscribers: u64,
-    /// The subscribers in whose queues it is.
+    /// The subscribers in whose queues it is. All behind a relaying node count if it is in the queue of that node.
     pub delivered: u64,
     /// The subscribers, or for one of each group the groups, that do not get it because of full queues.
     pub dropped: u64,
@@ -58,6 +58,8 @@ pub(crate) struct Channel {
     pub(crate) name: Arc<str>,
     /// One reliable publication at a time waits for room, so that they keep their order.
     pub(crate) turn: Arc<Semaphore>,
+    /// The number of subscribers, for a channel that another relay feeds.
+    audience: OnceLock<watch::Sender<u64>>,
     state: Mutex<ChannelState>,
 }
 
@@ -68,6 +70,8 @@ struct ChannelState {
     latest: u64,
     members: BTreeMap<u64, Member>,
     next_member: u64,
+    /// The sum of the members' weights.
+    subscribers: u64,
     history: VecDeque<Arc<Publication>>,
     history_bytes: u64,
     groups: HashMap<Option<Arc<str>>, Group>,
@@ -100,6 +104,17 @@ pub struct Losses {
 struct Member {
     queue: Arc<SubscriberQueue>,
     group: Option<Arc<str>>,
+    /// The subscribers that it stands for: 1, or those behind a relaying node.
+    weight: u64,
+}
+
+/// A subscriber that joins a channel.
+pub(crate) struct NewMember<'a> {
+    pub(crate) queue: &'a Arc<SubscriberQueue>,
+    pub(crate) group: Option<Arc<str>>,
+    pub(crate) weight: u64,
+    /// The latest publication that it has.
+    pub(crate) after: Option<EventId>,
 }
 
 impl Channel {
@@ -109,6 +124,7 @@ impl Channel {
             latest: 0,
             members: BTreeMap::new(),
             next_member: 0,
+            subscribers: 0,
             history: VecDeque::new(),
             history_bytes: 0,
             groups: HashMap::new(),
@@ -116,7 +132,7 @@ impl Channel {
             losses: Losses::default(),
             used: now,
         };
-        Self { name, turn: Arc::new(Semaphore::new(1)), state: Mutex::new(state) }
+        Self { name, turn: Arc::new(Semaphore::new(1)), audience: OnceLock::new(), state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, ChannelState> {
@@ -130,13 +146,8 @@ impl Channel {
 
     /// Adds a subscriber, and returns its number and its position. After `after`, it gets what the history has first, and
     /// learns of what it lacks.
-    pub(crate) fn join(
-        &self,
-        queue: &Arc<SubscriberQueue>,
-        group: Option<Arc<str>>,
-        after: Option<EventId>,
-        now: Duration,
-    ) -> (u64, EventId) {
+    pub(crate) fn join(&self, member: NewMember<'_>, now: Duration) -> (u64, EventId) {
+        let NewMember { queue, group, weight, after } = member;
         let mut state = self.lock();
         if let Some(after) = after {
             let missed = state.missed(after);
@@ -158,7 +169,9 @@ impl Channel {
         let number = state.next_member;
         state.next_member += 1;
         state.groups.entry(group.clone()).or_default().members += 1;
-        state.members.insert(number, Member { queue: queue.clone(), group });
+        state.members.insert(number, Member { queue: queue.clone(), group, weight });
+        state.subscribers += weight;
+        self.report_audience(&state);
         state.used = now;
         (number, after.unwrap_or_else(|| state.latest_id()))
     }
@@ -167,6 +180,8 @@ impl Channel {
     pub(crate) fn leave(&self, number: u64, untaken: &[Arc<Publication>], limits: &RelayLimits, now: Duration) {
         let mut state = self.lock();
         let Some(member) = state.members.remove(&number) else { return };
+        state.subscribers -= member.weight;
+        self.report_audience(&state);
         state.used = now;
         state.hand_on(&member.group, self.of_this_channel(untaken), limits, now);
         if let Some(group) = state.groups.get_mut(&member.group) {
@@ -174,6 +189,44 @@ impl Channel {
             if group.members == 0 {
                 state.groups.remove(&member.group);
             }
+        }
+    }
+
+    /// Changes the number of subscribers that a member stands for.
+    pub(crate) fn set_weight(&self, number: u64, weight: u64) {
+        let mut state = self.lock();
+        let Some(member) = state.members.get_mut(&number) else { return };
+        let before = std::mem::replace(&mut member.weight, weight);
+        state.subscribers = state.subscribers - before + weight;
+        self.report_audience(&state);
+    }
+
+    /// The number of subscribers, and its changes.
+    pub(crate) fn audience(&self) -> watch::Receiver<u64> {
+        let state = self.lock();
+        self.audience.get_or_init(|| watch::Sender::new(state.subscribers)).subscribe()
+    }
+
+    fn report_audience(&self, state: &ChannelState) {
+        if let Some(audience) = self.audience.get() {
+            audience.send_replace(state.subscribers);
+        }
+    }
+
+    /// The position after the latest publication.
+    pub(crate) fn position(&self) -> EventId {
+        self.lock().latest_id()
+    }
+
+    /// Continues after a position of the relay that feeds this channel. Subscribers learn of what they miss.
+    pub(crate) fn continue_after(&self, missed: Option<u64>, until: EventId, now: Duration) {
+        let mut state = self.lock();
+        // A history has no holes.
+        state.history.clear();
+        state.history_bytes = 0;
+        (state.epoch, state.latest) = (until.epoch, until.sequence);
+        for member in state.members.values() {
+            member.queue.push(Delivery::Gap { channel: self.name.clone(), missed, until }, now);
         }
     }
 
@@ -188,11 +241,12 @@ impl Channel {
         publications.iter().filter(|publication| publication.channel == self.name).cloned().collect()
     }
 
-    /// Queues a publication wherever there is room.
+    /// Queues a publication wherever there is room. `id` is that of the relay that feeds this channel.
     pub(crate) fn publish_realtime(
         &self,
         content: NewPublication,
         audience: Audience,
+        id: Option<EventId>,
         limits: &RelayLimits,
         memory: &Arc<AtomicU64>,
         now: Duration,
@@ -201,13 +255,13 @@ impl Channel {
         state.used = now;
         match audience {
             Audience::All => {
-                let id = state.next_id();
-                let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, memory));
+                let id = state.place(id);
+                let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, false, memory));
                 let mut receipt = Receipt { id: Some(id), subscribers: 0, delivered: 0, dropped: 0 };
                 for member in state.members.values() {
                     match member.queue.offer(&publication, id, now) {
-                        Offered::Queued => receipt.delivered += 1,
-                        Offered::Dropped => receipt.dropped += 1,
+                        Offered::Queued => receipt.delivered += member.weight,
+                        Offered::Dropped => receipt.dropped += member.weight,
                         Offered::Ended => {}
                     }
                 }
@@ -216,13 +270,13 @@ impl Channel {
                 receipt
             }
             Audience::OneOfEachGroup => {
-                let job = Arc::new(Publication::new(self.name.clone(), None, content, memory));
+                let job = Arc::new(Publication::new(self.name.clone(), None, content, false, memory));
                 let room = state.room(job.bytes(), now);
                 let Takers { takers, full_groups, .. } = state.takers(&room);
                 for number in &takers {
                     state.give(*number, &job, limits, now);
                 }
-                let (subscribers, delivered) = (room.len() as u64, takers.len() as u64);
+                let (subscribers, delivered) = (state.weight_of(room.keys()), takers.len() as u64);
                 Receipt { id: None, subscribers, delivered, dropped: full_groups }
             }
         }
@@ -233,6 +287,7 @@ impl Channel {
         &self,
         content: &NewPublication,
         audience: Audience,
+        id: Option<EventId>,
         limits: &RelayLimits,
         memory: &Arc<AtomicU64>,
         publisher: &Waker,
@@ -241,7 +296,7 @@ impl Channel {
         let mut state = self.lock();
         state.used = now;
         let bytes = crate::publication::cost(content);
-        let (targets, subscribers) = loop {
+        let (targets, subscribers): (Vec<u64>, u64) = loop {
             let room = state.room(bytes, now);
             let (targets, full) = match audience {
                 Audience::All => {
@@ -254,17 +309,18 @@ impl Channel {
                 }
             };
             if full.is_empty() {
-                break (targets, room.len() as u64);
+                break (targets, state.weight_of(room.keys()));
             }
             if let Some(until) = state.wait_for(&full, bytes, publisher, limits.stall, now) {
                 return PublishProgress::Waiting { until };
             }
         };
-        let mut receipt = Receipt { id: None, subscribers, delivered: targets.len() as u64, dropped: 0 };
+        let mut receipt = Receipt { id: None, subscribers, delivered: subscribers, dropped: 0 };
         match audience {
             Audience::All => {
-                let id = state.next_id();
-                let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content.clone(), memory));
+                let id = state.place(id);
+                let content = content.clone();
+                let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, true, memory));
                 receipt.id = Some(id);
                 for member in targets.iter().filter_map(|number| state.members.get(number)) {
                     member.queue.push(Delivery::Publication(publication.clone()), now);
@@ -272,22 +328,23 @@ impl Channel {
                 state.remember(publication, limits);
             }
             Audience::OneOfEachGroup => {
-                let job = Arc::new(Publication::new(self.name.clone(), None, content.clone(), memory));
+                receipt.delivered = targets.len() as u64;
+                let job = Arc::new(Publication::new(self.name.clone(), None, content.clone(), true, memory));
                 targets.iter().for_each(|number| state.give(*number, &job, limits, now));
             }
         }
         PublishProgress::Done(receipt)
     }
 
-    /// Whether the history still has the publication with this sequence number.
-    pub(crate) fn remembers(&self, sequence: u64) -> bool {
-        self.lock().history.front().and_then(|oldest| oldest.id).is_some_and(|oldest| oldest.sequence <= sequence)
+    /// Whether the history still has this publication.
+    pub(crate) fn remembers(&self, id: EventId) -> bool {
+        self.lock().remembers(id)
     }
 
-    /// Removes the publications up to this sequence number from the history.
-    pub(crate) fn forget(&self, sequence: u64) {
+    /// Removes the publications up to this one from the history.
+    pub(crate) fn forget(&self, id: EventId) {
         let mut state = self.lock();
-        while state.history.front().and_then(|oldest| oldest.id).is_some_and(|oldest| oldest.sequence <= sequence) {
+        while state.remembers(id) {
             state.forget_oldest();
         }
     }
@@ -330,14 +387,27 @@ impl ChannelState {
         EventId { epoch: self.epoch, sequence: self.latest }
     }
 
-    fn next_id(&mut self) -> EventId {
-        self.latest += 1;
+    /// The identifier of the next publication: that of the relay that feeds this channel, or the next number.
+    fn place(&mut self, id: Option<EventId>) -> EventId {
+        match id {
+            Some(id) => (self.epoch, self.latest) = (id.epoch, id.sequence),
+            None => self.latest += 1,
+        }
         self.latest_id()
+    }
+
+    fn weight_of<'a>(&self, members: impl Iterator<Item = &'a u64>) -> u64 {
+        members.filter_map(|number| self.members.get(number)).map(|member| member.weight).sum()
+    }
+
+    fn remembers(&self, id: EventId) -> bool {
+        let oldest = self.history.front().and_then(|oldest| oldest.id);
+        oldest.is_some_and(|oldest| oldest.epoch == id.epoch && oldest.sequence <= id.sequence)
     }
 
     /// The position before the oldest publication of the history.
     fn before_history(&self) -> EventId {
-        EventId { epoch: self.epoch, sequence: self.latest - self.history.len() as u64 }
+        EventId { epoch: self.epoch, sequence: self.latest.saturating_sub(self.history.len() as u64) }
     }
 
     /// Adds a publication to the history, and removes what is too much.

@@ -15,16 +15,9 @@ pub mod multipart;
 
 use bytes::Bytes;
 use http::HeaderValue;
-use http::header::{CONTENT_TYPE, HeaderName};
+use http::header::CONTENT_TYPE;
 
 use crate::{Delivery, Publication};
-
-/// The field with the identifier of a publication.
-pub const EVENT_ID: HeaderName = HeaderName::from_static("hermes-event-id");
-/// The field with the channel of a publication, if the subscription has several.
-pub const CHANNEL: HeaderName = HeaderName::from_static("hermes-channel");
-/// The field with the number of publications that the subscriber does not get, or `unknown`.
-pub const MISSED: HeaderName = HeaderName::from_static("hermes-missed");
 
 /// A form of a stream of publications.
 #[derive(Clone, Debug, PartialEq, Eq)]

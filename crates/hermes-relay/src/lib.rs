@@ -9,6 +9,8 @@
 
 mod channel;
 pub mod event_id;
+mod feed;
+pub mod fields;
 pub mod framing;
 mod history_log;
 mod limits;
@@ -18,6 +20,7 @@ mod relay;
 
 pub use channel::{Audience, Losses, PublishProgress, Receipt};
 pub use event_id::EventId;
+pub use feed::{FedPublication, Feed};
 pub use limits::RelayLimits;
 pub use publication::{NewPublication, Publication, Reserved};
 pub use queue::{Delivery, End};

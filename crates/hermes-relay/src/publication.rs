@@ -33,6 +33,8 @@ pub struct Publication {
     pub id: Option<EventId>,
     /// Its fields and bytes.
     pub content: NewPublication,
+    /// Its publisher waits for slow subscribers.
+    pub is_reliable: bool,
     memory: Arc<AtomicU64>,
 }
 
@@ -41,10 +43,11 @@ impl Publication {
         channel: Arc<str>,
         id: Option<EventId>,
         content: NewPublication,
+        is_reliable: bool,
         memory: &Arc<AtomicU64>,
     ) -> Self {
         memory.fetch_add(cost(&content), Ordering::Relaxed);
-        Self { channel, id, content, memory: memory.clone() }
+        Self { channel, id, content, is_reliable, memory: memory.clone() }
     }
 
     /// The bytes that it counts towards the memory of the relay and of a queue.

@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::channel::{Audience, Channel, Losses, PublishProgress, Receipt};
+use crate::channel::{Audience, Channel, Losses, NewMember, PublishProgress, Receipt};
 use crate::event_id::EventId;
+use crate::feed::{FedPublication, Feed};
 use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
 use crate::publication::{NewPublication, Reserved};
@@ -60,6 +61,8 @@ pub struct SubscribeRequest {
     pub group: Option<Arc<str>>,
     /// The time after which it ends unless it is refreshed.
     pub timeout: Duration,
+    /// The subscribers that it stands for: 1, or those behind a relaying node.
+    pub weight: u64,
     /// A random number, for channels that begin now.
     pub epoch: u64,
 }
@@ -220,7 +223,8 @@ impl Relay {
         let queue = Arc::new(SubscriberQueue::new(bounds, now + request.timeout));
         // The table stays locked, so that no channel is forgotten before the subscriber joins it.
         let join = |(channel, after): (Arc<Channel>, Option<EventId>)| {
-            let (number, start) = channel.join(&queue, request.group.clone(), after, now);
+            let (group, weight) = (request.group.clone(), request.weight);
+            let (number, start) = channel.join(NewMember { queue: &queue, group, weight, after }, now);
             Membership { channel, number, start }
         };
         let memberships: Arc<[Membership]> = channels.into_iter().map(join).collect();
@@ -232,7 +236,8 @@ impl Relay {
         Ok(Subscription { id: request.id, relay: self.clone(), queue, memberships })
     }
 
-    /// Gives a subscription another timeout, from now on. If it is refused, the subscription stays as it was.
+    /// Gives a subscription another timeout, from now on, and another weight if there is one. If it is refused, the
+    /// subscription stays as it was.
     ///
     /// # Errors
     /// The timeout is too long, or the subject has no such subscription.
@@ -241,15 +246,22 @@ impl Relay {
         id: SubscriptionId,
         subject: &str,
         timeout: Duration,
+        weight: Option<u64>,
         now: Duration,
     ) -> Result<(), SubscribeError> {
         let table = self.lock();
         let registration = table.subscriptions.get(&id).filter(|registration| *registration.subject == *subject);
-        let queue = &registration.ok_or(SubscribeError::Unknown)?.queue;
+        let Registration { queue, memberships, .. } = registration.ok_or(SubscribeError::Unknown)?;
         if timeout > table.limits.max_timeout {
             return Err(SubscribeError::TimeoutTooLong(table.limits.max_timeout));
         }
-        if queue.extend(now + timeout, now) { Ok(()) } else { Err(SubscribeError::Unknown) }
+        if !queue.extend(now + timeout, now) {
+            return Err(SubscribeError::Unknown);
+        }
+        if let Some(weight) = weight {
+            memberships.iter().for_each(|membership| membership.channel.set_weight(membership.number, weight));
+        }
+        Ok(())
     }
 
     /// Memory for a publication that arrives.
@@ -291,7 +303,7 @@ impl Relay {
     ) -> Result<Receipt, PublishError> {
         let target = self.channel_for(channel, audience, epoch, now)?;
         let Some(Target { channel, limits }) = target else { return Ok(nobody(audience, epoch)) };
-        let receipt = channel.publish_realtime(content, audience, &limits, &self.memory, now);
+        let receipt = channel.publish_realtime(content, audience, None, &limits, &self.memory, now);
         self.log(&channel, &receipt, &limits);
         Ok(receipt)
     }
@@ -312,7 +324,7 @@ impl Relay {
         let Some(Target { channel, limits }) = self.channel_for(channel, audience, epoch, now)? else {
             return Ok(PublishProgress::Done(nobody(audience, epoch)));
         };
-        let progress = channel.publish_reliable(content, audience, &limits, &self.memory, publisher, now);
+        let progress = channel.publish_reliable(content, audience, None, &limits, &self.memory, publisher, now);
         if let PublishProgress::Done(receipt) = &progress {
             self.log(&channel, receipt, &limits);
         }
@@ -321,8 +333,47 @@ impl Relay {
 
     fn log(&self, channel: &Arc<Channel>, receipt: &Receipt, limits: &RelayLimits) {
         if let Some(id) = receipt.id.filter(|_| limits.history > 0) {
-            self.histories.push(channel, id.sequence);
+            self.histories.push(channel, id);
         }
+    }
+
+    /// Begins to feed a channel from another relay, which numbers its publications. The channel exists as long as the
+    /// feed. `epoch` is a random number, for a channel that begins now.
+    ///
+    /// # Errors
+    /// A bound is reached, or the relay has been closed.
+    pub fn feed(self: &Arc<Self>, channel: &str, epoch: u64, now: Duration) -> Result<Feed, SubscribeError> {
+        let mut table = self.lock();
+        table.now = now;
+        if table.is_closed {
+            return Err(SubscribeError::Closed);
+        }
+        let most = table.limits.channels;
+        let channel = table.channel(channel, epoch, now).ok_or(SubscribeError::TooManyChannels(most))?;
+        Ok(Feed::new(self.clone(), channel))
+    }
+
+    /// Publishes to a fed channel, by the rules of a local publication.
+    pub(crate) fn poll_publish_fed(
+        &self,
+        channel: &Arc<Channel>,
+        publication: &FedPublication,
+        publisher: &Waker,
+        now: Duration,
+    ) -> Result<PublishProgress, PublishError> {
+        let limits = self.ready_for_publication(now)?.limits.clone();
+        let FedPublication { content, id, is_reliable } = publication;
+        let audience = if id.is_some() { Audience::All } else { Audience::OneOfEachGroup };
+        let progress = if *is_reliable {
+            channel.publish_reliable(content, audience, *id, &limits, &self.memory, publisher, now)
+        } else {
+            let receipt = channel.publish_realtime(content.clone(), audience, *id, &limits, &self.memory, now);
+            PublishProgress::Done(receipt)
+        };
+        if let PublishProgress::Done(receipt) = &progress {
+            self.log(channel, receipt, &limits);
+        }
+        Ok(progress)
     }
 
     /// The turn of a reliable publication. To be taken before [`Self::poll_publish_reliable`], and held until that is done.
@@ -349,17 +400,7 @@ impl Relay {
         epoch: u64,
         now: Duration,
     ) -> Result<Option<Target>, PublishError> {
-        let mut table = self.lock();
-        table.now = now;
-        let most = table.limits.memory;
-        if self.memory.load(Ordering::Relaxed) > most {
-            drop(table);
-            self.make_room(most)?;
-            table = self.lock();
-        }
-        if table.is_closed {
-            return Err(PublishError::Closed);
-        }
+        let mut table = self.ready_for_publication(now)?;
         let limits = table.limits.clone();
         // Otherwise, publications to random names would fill the table.
         let is_kept = limits.history > 0 && audience == Audience::All;
@@ -368,6 +409,19 @@ impl Relay {
         }
         let channel = table.channel(name, epoch, now).ok_or(PublishError::TooManyChannels(limits.channels))?;
         Ok(Some(Target { channel, limits }))
+    }
+
+    /// The table, once there is memory for a publication.
+    fn ready_for_publication(&self, now: Duration) -> Result<MutexGuard<'_, Table>, PublishError> {
+        let mut table = self.lock();
+        table.now = now;
+        let most = table.limits.memory;
+        if self.memory.load(Ordering::Relaxed) > most {
+            drop(table);
+            self.make_room(most)?;
+            table = self.lock();
+        }
+        if table.is_closed { Err(PublishError::Closed) } else { Ok(table) }
     }
 
     /// Forgets channels that nobody uses. While too much memory is held, ends the subscriptions whose clients have read

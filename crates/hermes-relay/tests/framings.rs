@@ -6,8 +6,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hermes_relay::fields::EVENT_ID;
+use hermes_relay::framing::Framing;
 use hermes_relay::framing::multipart::Parser;
-use hermes_relay::framing::{EVENT_ID, Framing};
 use hermes_relay::{Audience, Delivery, NewPublication, Relay, RelayLimits, SubscribeRequest, SubscriptionId};
 use proptest::prelude::*;
 
@@ -28,6 +29,7 @@ fn deliveries(bodies: &[Vec<u8>]) -> Vec<Delivery> {
         channels: vec![("host/c".into(), before)],
         group: None,
         timeout: Duration::from_secs(1),
+        weight: 1,
         epoch: 7,
     };
     let subscription = relay.subscribe(request, Duration::ZERO).unwrap();

@@ -8,8 +8,8 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 
-use super::{CHANNEL, EVENT_ID, MISSED};
 use crate::Delivery;
+use crate::fields::{CHANNEL, DELIVER, EVENT_ID, MISSED, RELAY};
 
 /// The longest head of a part that the parser takes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -29,6 +29,13 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
     field(out, &EVENT_ID, position.as_bytes());
     let (channel, body) = match delivery {
         Delivery::Publication(publication) => {
+            // A relaying node publishes it again by the same rules.
+            if publication.is_reliable {
+                field(out, &RELAY, b"reliable");
+            }
+            if publication.id.is_none() {
+                field(out, &DELIVER, b"one");
+            }
             for (name, value) in &publication.content.headers {
                 field(out, name, value.as_bytes());
             }

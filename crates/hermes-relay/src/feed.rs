@@ -1,0 +1,99 @@
+//! A channel that another relay feeds: a relaying node publishes again what its own subscription delivers.
+//!
+//! In: publications with the identifiers of the other relay, and the gaps between them. Out: the same identifiers in the
+//! queues of this channel's subscribers. So a subscriber may resume at any node of the tree. Never: a publication twice, or
+//! a hole that the subscribers do not learn of.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::channel::{Channel, PublishProgress, Receipt};
+use crate::{EventId, NewPublication, PublishError, Relay};
+
+/// The feeding end of a channel. The channel exists as long as this value.
+#[derive(Debug)]
+pub struct Feed {
+    relay: Arc<Relay>,
+    channel: Arc<Channel>,
+}
+
+/// A publication of the other relay.
+#[derive(Clone, Debug)]
+pub struct FedPublication {
+    /// Its fields and bytes.
+    pub content: NewPublication,
+    /// Its identifier. `None` for a publication for one subscriber of each group.
+    pub id: Option<EventId>,
+    /// Its publisher waits for slow subscribers.
+    pub is_reliable: bool,
+}
+
+impl Feed {
+    pub(crate) fn new(relay: Arc<Relay>, channel: Arc<Channel>) -> Self {
+        Self { relay, channel }
+    }
+
+    /// The position after the latest publication, to resume from.
+    pub fn position(&self) -> EventId {
+        self.channel.position()
+    }
+
+    /// The number of subscribers of the channel, and its changes.
+    pub fn audience(&self) -> watch::Receiver<u64> {
+        self.channel.audience()
+    }
+
+    /// Continues at the position from which the other relay delivers.
+    pub fn begin_at(&self, position: EventId, now: Duration) {
+        let ours = self.position();
+        if position != ours {
+            let is_later = position.epoch == ours.epoch && position.sequence > ours.sequence;
+            let missed = is_later.then(|| position.sequence - ours.sequence);
+            self.channel.continue_after(missed, position, now);
+        }
+    }
+
+    /// Tells the subscribers of publications that the other relay no longer has. `missed` is `None` if their number is
+    /// unknown.
+    pub fn gap(&self, missed: Option<u64>, until: EventId, now: Duration) {
+        self.channel.continue_after(missed, until, now);
+    }
+
+    /// Publishes. A reliable publication waits until all queues have room; `publisher` is woken when that may be so.
+    ///
+    /// # Errors
+    /// The relay has no memory, and the subscribers learn that they miss the publication; or it has been closed.
+    pub fn poll_publish(
+        &self,
+        publication: &FedPublication,
+        publisher: &Waker,
+        now: Duration,
+    ) -> Result<PublishProgress, PublishError> {
+        if let Some(id) = publication.id {
+            let ours = self.position();
+            let is_same_epoch = id.epoch == ours.epoch;
+            if is_same_epoch && id.sequence <= ours.sequence {
+                let nobody = Receipt { id: Some(id), subscribers: 0, delivered: 0, dropped: 0 };
+                return Ok(PublishProgress::Done(nobody));
+            }
+            if !is_same_epoch || id.sequence > ours.sequence + 1 {
+                let before = EventId { sequence: id.sequence.saturating_sub(1), ..id };
+                let missed = is_same_epoch.then(|| before.sequence - ours.sequence);
+                self.channel.continue_after(missed, before, now);
+            }
+        }
+        let published = self.relay.poll_publish_fed(&self.channel, publication, publisher, now);
+        if let (Err(PublishError::Memory(_)), Some(id)) = (&published, publication.id) {
+            self.channel.continue_after(Some(1), id, now);
+        }
+        published
+    }
+
+    /// Ends the subscriptions of the channel after what waits in their queues.
+    pub fn close(&self) {
+        self.channel.close();
+    }
+}
