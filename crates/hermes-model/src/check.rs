@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 use crate::document::{Document, redact};
 use crate::facts::Kind;
-use crate::snapshot::{Action, Listener, Route, RouteIndex, Snapshot, Upstream};
+use crate::snapshot::{Listener, Route, RouteIndex, Snapshot, Upstream};
 use context::{Context, Names};
 use read::Draft;
 use report::{Report, by_place};
@@ -178,13 +178,7 @@ fn unused_upstreams(
     if routes.len() < draft.route_count {
         return;
     }
-    let used: Vec<&str> = routes
-        .iter()
-        .filter_map(|(_, route)| match &route.action {
-            Action::Upstream(upstream) => Some(&*upstream.name),
-            _ => None,
-        })
-        .collect();
+    let used: Vec<&str> = routes.iter().filter_map(|(_, route)| Some(&*route.action.upstream()?.name)).collect();
     let dialled = draft.listeners.iter().filter_map(|(_, listener)| listener.dial.as_deref());
     let used: HashSet<&str> = used.into_iter().chain(dialled).collect();
     for (at, upstream) in upstreams.iter().filter(|(_, upstream)| !used.contains(&*upstream.name)) {

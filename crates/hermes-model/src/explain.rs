@@ -329,7 +329,11 @@ fn one_action(action: &Action) -> String {
                 RelayMode::Realtime => "realtime",
                 RelayMode::Reliable => "reliable",
             };
-            format!("relay publications to subscribers ({mode})")
+            let root = relay
+                .upstream
+                .as_ref()
+                .map(|upstream| format!(", as a part of the tree of upstream {}", upstream.name));
+            format!("relay publications to subscribers ({mode}){}", root.unwrap_or_default())
         }
         Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),

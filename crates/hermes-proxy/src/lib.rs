@@ -13,7 +13,6 @@ mod filters;
 mod ip;
 mod listener;
 mod node;
-mod rate_limit;
 mod request;
 mod service;
 mod session;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::Kind;
 use hermes_model::rewrite::TemplateValues;
-use hermes_model::snapshot::{Action, OnChange, Route, Terminate, TerminateKind, Upstream};
+use hermes_model::snapshot::{Action, OnChange, Relay, Route, Terminate, TerminateKind, Upstream};
 use http::header::ALT_SVC;
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
@@ -26,12 +26,13 @@ use crate::service::content_race::{self, ContentRace};
 use crate::service::forward::Forward;
 use crate::service::forward::head::{RequestForm, clean_response};
 use crate::service::forward::tunnel::Opened;
+use crate::service::next_relay::ToNextRelay;
 use crate::service::{device_end, max_forwards, respond};
 use crate::worker::Worker;
 use crate::{custody, filters, upgrade};
 use hermes_architecture::dial_target;
 use hermes_outbound::generation::Generation;
-use hermes_relay_service::{RelayRequest, SocketOutcome};
+use hermes_relay_service::{NextRelay, RelayRequest, SocketOutcome};
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
 use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules};
@@ -230,25 +231,8 @@ async fn act(
             .await?;
             respond_with(generation, session, route, response)
         }
-        (Action::Relay(settings), Kind::Http) if request.upgrade == UpgradeKind::None => {
-            let body = std::mem::replace(&mut request.body, RequestBody::Empty);
-            let relays = &worker.services.relays;
-            let request = RelayRequest { worker, relays, entry, route, settings };
-            let mut response = Box::pin(hermes_relay_service::serve(&request, body)).await?;
-            if let Some(rewrite) = &route.rewrite {
-                let vars = TemplateValues { facts: &entry.facts, node };
-                let rewritten = rewrite.response(response.headers_mut(), &vars);
-                rewritten.map_err(|error| Error::Malformed(error.to_string()))?;
-            }
-            Ok(ActionOutcome::Response(response))
-        }
-        (Action::Relay(settings), Kind::Http) if request.upgrade.is_to(hermes_relay_service::WEBSOCKET) => {
-            let relays = &worker.services.relays;
-            let of_relay = RelayRequest { worker, relays, entry, route, settings };
-            Ok(match hermes_relay_service::serve_websocket(&of_relay)? {
-                SocketOutcome::Tunnel(stream) => tunnel(&mut request, UpstreamEnd::Stream(stream)),
-                SocketOutcome::Refused(response) => ActionOutcome::Response(response),
-            })
+        (Action::Relay(settings), Kind::Http) => {
+            Box::pin(to_relay(worker, generation, session, route, settings, request)).await
         }
         (Action::Race(_), Kind::Http) if content_race::is_raced(&request) => {
             let (worker, entry, route) = (worker.clone(), entry.clone(), route.clone());
@@ -287,6 +271,45 @@ fn tunnel(request: &mut Request<'_>, far: UpstreamEnd) -> ActionOutcome {
     let head = upgrade::accepted(&request.upgrade, request.version, &request.facts, None);
     let body = (request.upgrade == UpgradeKind::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
     ActionOutcome::Tunnel { head, far, body }
+}
+
+/// Serves a request at the relay of its route, or passes it on to the next relay.
+async fn to_relay(
+    worker: &Rc<Worker>,
+    generation: &Generation,
+    session: &Session,
+    route: &Arc<Route>,
+    settings: &Relay,
+    mut request: Request<'_>,
+) -> Result<ActionOutcome, Error> {
+    let (entry, relays) = (&session.entry, &worker.services.relays);
+    let next = settings.upstream.as_ref().map(|_| {
+        let next: Rc<dyn NextRelay> = Rc::new(ToNextRelay { worker: worker.clone(), route: route.name.clone() });
+        next
+    });
+    let of_relay = RelayRequest { worker, relays, next, entry, route, settings };
+    if request.upgrade.is_to(hermes_relay_service::WEBSOCKET) {
+        return Ok(match hermes_relay_service::serve_websocket(&of_relay).await? {
+            SocketOutcome::Tunnel(stream) => tunnel(&mut request, UpstreamEnd::Stream(stream)),
+            SocketOutcome::Refused(response) => ActionOutcome::Response(response),
+        });
+    }
+    if request.upgrade != UpgradeKind::None {
+        return Err(unsuitable(route, entry.facts.kind));
+    }
+    if let Some(upstream) = settings.upstream.as_ref()
+        && hermes_relay_service::is_for_next(&of_relay)?
+    {
+        return to_upstream(worker, generation, session, route, upstream, request).await;
+    }
+    let body = std::mem::replace(&mut request.body, RequestBody::Empty);
+    let mut response = hermes_relay_service::serve(&of_relay, body).await?;
+    if let Some(rewrite) = &route.rewrite {
+        let vars = TemplateValues { facts: &entry.facts, node: &generation.snapshot.node };
+        let rewritten = rewrite.response(response.headers_mut(), &vars);
+        rewritten.map_err(|error| Error::Malformed(error.to_string()))?;
+    }
+    Ok(ActionOutcome::Response(response))
 }
 
 async fn to_upstream(

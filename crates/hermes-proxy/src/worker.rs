@@ -19,8 +19,8 @@ use hermes_ndn::content_store::ContentStore;
 use hermes_relay_service::Relays;
 
 use crate::ip::{AddressLeases, Devices};
-use crate::rate_limit::RateLimiters;
 use hermes_outbound::outbound::Outbound;
+use hermes_outbound::rate_limit::RateLimiters;
 use hermes_transport::runtime::fair_shares::Shares;
 
 /// The services of a node, which all workers share.

@@ -3,6 +3,7 @@
 //! In: a subscription, and the configurations that the worker runs. Out: one delivery after the other; or, while nothing
 //! waits, a heartbeat. The subscription ends if the client may not read one of its channels any more. Never: bytes.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -17,6 +18,7 @@ use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
 use tokio::time::{Instant, Sleep};
 
+use crate::backfill::Backfill;
 use crate::registry::RelayClock;
 
 /// The reason why the deliveries end.
@@ -32,6 +34,8 @@ pub(crate) enum Ended {
 
 pub(crate) struct Deliveries {
     pub(crate) subscription: Subscription,
+    /// What the subscriber lacks of its channels. It comes before their deliveries.
+    backfills: VecDeque<Backfill>,
     /// For each channel, the latest publication that was taken, or that the subscriber knows it lacks.
     position: Vec<EventId>,
     route: Arc<str>,
@@ -58,7 +62,7 @@ pub(crate) struct DeliveryScope {
 }
 
 impl Deliveries {
-    pub(crate) fn new(subscription: Subscription, scope: DeliveryScope) -> Self {
+    pub(crate) fn new(subscription: Subscription, backfills: VecDeque<Backfill>, scope: DeliveryScope) -> Self {
         let DeliveryScope { route, paths, heartbeat, clock, worker, entry } = scope;
         // Heartbeats keep the connection open, so no timeout of the route applies.
         entry.set_held(true);
@@ -69,6 +73,7 @@ impl Deliveries {
             decided_by: Arc::downgrade(&worker.snapshot()),
             timer: Box::pin(tokio::time::sleep(heartbeat)),
             subscription,
+            backfills,
             route,
             paths,
             heartbeat,
@@ -92,7 +97,7 @@ impl Deliveries {
         if !self.is_allowed() {
             return Poll::Ready(Err(Ended::Denied));
         }
-        let next = self.subscription.poll_next(cx, self.clock.now());
+        let next = self.poll_next(cx);
         if let Poll::Ready(Ok(delivery)) = &next {
             let (channel, id) = match delivery {
                 Delivery::Publication(publication) => (&publication.channel, publication.id),
@@ -105,6 +110,18 @@ impl Deliveries {
             }
         }
         next.map_err(Ended::from)
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Delivery, End>> {
+        while let Some(backfill) = self.backfills.front_mut() {
+            match backfill.poll_next(cx, &self.subscription) {
+                Poll::Ready(Some(delivery)) => return Poll::Ready(Ok(delivery)),
+                Poll::Ready(None) => drop(self.backfills.pop_front()),
+                Poll::Pending if self.is_live() => return Poll::Pending,
+                Poll::Pending => break,
+            }
+        }
+        self.subscription.poll_next(cx, self.clock.now())
     }
 
     /// Whether the time of the subscription has not passed.

@@ -4,11 +4,16 @@
 //! publisher how many subscribers it reached. The rules are those of `hermes-relay`; this crate adds HTTP, time and
 //! waiting. Never: a queue or a table of its own.
 
+mod backfill;
 mod deliveries;
+mod feeds;
+mod next_channel;
+mod next_relay;
 mod origin;
 mod publish;
 mod registry;
 mod subscribe;
+mod upstream;
 mod websocket;
 
 use std::rc::Rc;
@@ -24,6 +29,7 @@ use hermes_transport::stream::ByteStream;
 use http::header::{ALLOW, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 
+pub use self::next_relay::{NextRelay, NextResponse};
 use self::origin::Page;
 pub use self::registry::Relays;
 
@@ -36,6 +42,8 @@ pub struct RelayRequest<'a> {
     pub worker: &'a Rc<WorkerContext>,
     /// The relays of the node.
     pub relays: &'a Relays,
+    /// The way to the next relay, if the route has one (`relay.upstream`).
+    pub next: Option<Rc<dyn NextRelay>>,
     /// Its session.
     pub entry: &'a Rc<SessionEntry>,
     /// Its route.
@@ -55,7 +63,7 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
         return Ok(response);
     }
     let mut response = match facts.method {
-        Method::GET => subscribe::serve(request)?,
+        Method::GET => subscribe::serve(request).await?,
         Method::PUT | Method::POST => publish::serve(request, body).await?,
         _ => {
             let text = "a channel has no such method; GET subscribes, PUT and POST publish\n";
@@ -66,6 +74,24 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
     };
     page.admit(response.headers_mut());
     Ok(response)
+}
+
+/// Whether the next relay serves this request, and not this node: a publication, a member of a group, and the refresh of a
+/// subscription that began there.
+///
+/// # Errors
+/// Its page may not use the relay.
+pub fn is_for_next(request: &RelayRequest<'_>) -> Result<bool, Error> {
+    let facts = &request.entry.facts;
+    if request.next.is_none() {
+        return Ok(false);
+    }
+    Page::of(facts, &request.settings.origins)?;
+    Ok(match facts.method {
+        Method::PUT | Method::POST => true,
+        Method::GET => subscribe::is_for_next(request),
+        _ => false,
+    })
 }
 
 /// The protocol of tunnels that a relay serves.
@@ -83,11 +109,11 @@ pub enum SocketOutcome {
 ///
 /// # Errors
 /// The request is malformed, or its page may not use the relay.
-pub fn serve_websocket(request: &RelayRequest<'_>) -> Result<SocketOutcome, Error> {
+pub async fn serve_websocket(request: &RelayRequest<'_>) -> Result<SocketOutcome, Error> {
     Page::of(&request.entry.facts, &request.settings.origins)?;
-    Ok(match subscribe::begin(request)? {
+    Ok(match subscribe::begin(request).await? {
         Ok(begun) => SocketOutcome::Tunnel(websocket::stream(request, begun)),
-        Err(error) => SocketOutcome::Refused(subscribe::refused(request, &error)),
+        Err(error) => SocketOutcome::Refused(subscribe::not_begun(request, &error)),
     })
 }
 

@@ -5,24 +5,27 @@
 //! Never: a write to a subscriber's connection.
 
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use hermes_model::facts::Facts;
 use hermes_model::snapshot::RelayMode;
-use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, RELAY, SUBSCRIBERS};
+use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
 use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
-use hermes_transport::metrics::{ResultLabels, RouteLabels};
+use hermes_transport::metrics::{Metrics, ResultLabels, RouteLabels};
 use hermes_transport::runtime::Shared;
 use http::header::{CONTENT_LENGTH, HeaderName};
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
+use crate::next_relay::NextRelay;
 use crate::registry::RelayClock;
 use crate::{RelayRequest, channel, refusal, text};
 
@@ -65,7 +68,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     let content = NewPublication { headers, body };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
-    let published = outlet.publish(content).await;
+    let published = outlet.publish_here(content).await;
     request.entry.set_held(false);
     match published {
         Ok(receipt) => Ok(answer(receipt)),
@@ -83,18 +86,38 @@ pub(crate) struct Outlet {
     route: Arc<str>,
     clock: RelayClock,
     shared: Arc<Shared>,
+    /// The request of the client that publishes.
+    facts: Rc<Facts>,
+    /// The way to the next relay, if this one is not the root.
+    next: Option<Rc<dyn NextRelay>>,
+}
+
+/// The reason why nothing was published.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotPublished {
+    /// A bound of this relay.
+    #[error("{0}")]
+    Here(#[from] PublishError),
+    /// The next relay refuses it.
+    #[error("the next relay responded {0}")]
+    AtNext(StatusCode),
+    /// It may have been published, if the next relay broke off before it responded.
+    #[error("the next relay cannot be reached: {0}")]
+    Unreachable(Error),
 }
 
 impl Outlet {
     pub(crate) fn new(request: &RelayRequest<'_>, channel: Arc<str>, mode: RelayMode, audience: Audience) -> Self {
         Self {
-            relay: request.relays.of(&request.route.name, request.settings),
+            relay: request.relays.of(&request.route.name, request.settings).relay.clone(),
             channel,
             mode,
             audience,
             route: request.route.name.clone(),
             clock: request.relays.clock(),
             shared: request.worker.shared.clone(),
+            facts: request.entry.facts.clone(),
+            next: request.next.clone(),
         }
     }
 
@@ -102,9 +125,38 @@ impl Outlet {
         &self.route
     }
 
-    /// Publishes, and counts. A reliable publication waits until all queues have room, and until reliable publications before
-    /// it are in them.
-    pub(crate) async fn publish(&self, content: NewPublication) -> Result<Receipt, PublishError> {
+    /// Publishes at the root of the tree.
+    pub(crate) async fn publish(&self, content: NewPublication) -> Result<Receipt, NotPublished> {
+        match &self.next {
+            None => Ok(self.publish_here(content).await?),
+            Some(next) => self.publish_at(next, content).await,
+        }
+    }
+
+    /// Publishes as the client, whose request opened a WebSocket.
+    async fn publish_at(&self, next: &Rc<dyn NextRelay>, content: NewPublication) -> Result<Receipt, NotPublished> {
+        let mut facts = (*self.facts).clone();
+        facts.method = Method::POST;
+        let of_request = |name: &HeaderName| name.as_str().starts_with("sec-websocket-") || *name == LAST_EVENT_ID;
+        let names: Vec<HeaderName> = facts.headers.keys().filter(|name| of_request(name)).cloned().collect();
+        names.iter().for_each(|name| drop(facts.headers.remove(name)));
+        let mode = if self.mode == RelayMode::Reliable { "reliable" } else { "realtime" };
+        facts.headers.insert(RELAY, HeaderValue::from_static(mode));
+        facts.headers.extend(content.headers);
+        let response = next.send(facts, content.body).await.map_err(NotPublished::Unreachable)?;
+        if !response.status().is_success() {
+            return Err(NotPublished::AtNext(response.status()));
+        }
+        let text = |name: &HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
+        let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok()).unwrap_or_default();
+        let (subscribers, delivered) = (number(&SUBSCRIBERS), number(&DELIVERED));
+        let id = text(&EVENT_ID).and_then(|id| id.parse().ok());
+        Ok(Receipt { id, subscribers, delivered, dropped: subscribers.saturating_sub(delivered) })
+    }
+
+    /// Publishes at this relay, and counts. A reliable publication waits until all queues have room, and until reliable
+    /// publications before it are in them.
+    async fn publish_here(&self, content: NewPublication) -> Result<Receipt, PublishError> {
         let published = match self.mode {
             RelayMode::Realtime => {
                 let (epoch, now) = (rand::random(), self.clock.now());
@@ -113,7 +165,7 @@ impl Outlet {
             RelayMode::Reliable => self.publish_reliable(&content).await,
         };
         match &published {
-            Ok(receipt) => self.count(receipt),
+            Ok(receipt) => count(&self.shared.metrics, &self.route, receipt),
             Err(PublishError::TooManyChannels(_)) => self.shared.metrics.limit("relay-channels"),
             Err(PublishError::Memory(_)) => self.shared.metrics.limit("relay-memory"),
             Err(PublishError::Closed) => {}
@@ -145,14 +197,14 @@ impl Outlet {
         })
         .await
     }
+}
 
-    fn count(&self, receipt: &Receipt) {
-        let metrics = &self.shared.metrics;
-        metrics.relay_publications.get_or_create(&RouteLabels { route: self.route.clone() }).inc();
-        for (result, count) in [("queued", receipt.delivered), ("dropped", receipt.dropped)] {
-            if count > 0 {
-                metrics.relay_deliveries.get_or_create(&ResultLabels { result }).inc_by(count);
-            }
+/// Counts a publication of a route.
+pub(crate) fn count(metrics: &Metrics, route: &Arc<str>, receipt: &Receipt) {
+    metrics.relay_publications.get_or_create(&RouteLabels { route: route.clone() }).inc();
+    for (result, count) in [("queued", receipt.delivered), ("dropped", receipt.dropped)] {
+        if count > 0 {
+            metrics.relay_deliveries.get_or_create(&ResultLabels { result }).inc_by(count);
         }
     }
 }

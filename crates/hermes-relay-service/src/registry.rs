@@ -1,7 +1,7 @@
 //! The relay of each route, across configuration changes.
 //!
 //! In: snapshots, and routes of requests. Out: the relay of a route. It survives a reload, with new bounds; only a route
-//! that no longer is a relay ends it. Never: a relay that two routes share, or one of a route that the node no longer has.
+//! that no longer is a relay, or has another next relay, ends it. Never: a relay that two routes share, or one of a route that the node no longer has.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +12,8 @@ use hermes_model::snapshot::{Action, Relay as RelaySettings, Snapshot};
 use hermes_relay::{Losses, Relay, RelayCounters, RelayLimits};
 use hermes_transport::metrics::{Metrics, ResultLabels};
 use tokio::time::Instant;
+
+use crate::feeds::Feeds;
 
 /// The time between two sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -41,8 +43,22 @@ struct RelayTable {
     /// The routes that are relays now.
     routes: HashSet<Arc<str>>,
     /// Relays by the name of their route. A relay begins with its first request.
-    by_route: HashMap<Arc<str>, Arc<Relay>>,
+    by_route: HashMap<Arc<str>, Arc<RouteRelay>>,
     is_closed: bool,
+}
+
+/// The relay of a route.
+#[derive(Debug)]
+pub(crate) struct RouteRelay {
+    pub(crate) relay: Arc<Relay>,
+    /// The channels that the next relay feeds.
+    pub(crate) feeds: Feeds,
+    /// The upstream of the next relay.
+    upstream: Option<Arc<str>>,
+}
+
+fn upstream_of(settings: &RelaySettings) -> Option<Arc<str>> {
+    settings.upstream.as_ref().map(|upstream| upstream.name.clone())
 }
 
 impl Default for Relays {
@@ -62,18 +78,19 @@ impl Relays {
 
     /// The relay of a route. It is closed if the node no longer serves the route: a worker may still decide by the
     /// configuration before.
-    pub(crate) fn of(&self, route: &Arc<str>, settings: &RelaySettings) -> Arc<Relay> {
+    pub(crate) fn of(&self, route: &Arc<str>, settings: &RelaySettings) -> Arc<RouteRelay> {
         let mut table = self.lock();
-        if let Some(relay) = table.by_route.get(route) {
-            return relay.clone();
+        if let Some(of_route) = table.by_route.get(route) {
+            return of_route.clone();
         }
-        let relay = Relay::new(limits(settings));
+        let (relay, upstream) = (Relay::new(limits(settings)), upstream_of(settings));
+        let of_route = Arc::new(RouteRelay { relay, feeds: Feeds::default(), upstream });
         if table.is_closed || !table.routes.contains(route) {
-            relay.close();
+            of_route.relay.close();
         } else {
-            table.by_route.insert(route.clone(), relay.clone());
+            table.by_route.insert(route.clone(), of_route.clone());
         }
-        relay
+        of_route
     }
 
     /// Gives relays the bounds of a new configuration, and ends those of routes that are none any more.
@@ -88,13 +105,14 @@ impl Relays {
             .collect();
         let mut table = self.lock();
         table.routes = wanted.keys().map(|name| (*name).clone()).collect();
-        table.by_route.retain(|name, relay| match wanted.get(name) {
-            Some(settings) => {
-                relay.set_limits(&limits(settings));
+        table.by_route.retain(|name, of_route| match wanted.get(name) {
+            // In another tree, identifiers have other meanings.
+            Some(settings) if of_route.upstream == upstream_of(settings) => {
+                of_route.relay.set_limits(&limits(settings));
                 true
             }
-            None => {
-                relay.close();
+            _ => {
+                of_route.relay.close();
                 false
             }
         });
@@ -104,7 +122,7 @@ impl Relays {
     pub fn close(&self) {
         let mut table = self.lock();
         table.is_closed = true;
-        table.by_route.values().for_each(|relay| relay.close());
+        table.by_route.values().for_each(|of_route| of_route.relay.close());
     }
 
     /// Forgets channels that nobody uses, and reports the numbers of all relays, at most once a second.
@@ -115,7 +133,7 @@ impl Relays {
             return;
         }
         self.swept.store(milliseconds, Ordering::Relaxed);
-        let relays: Vec<Arc<Relay>> = self.lock().by_route.values().cloned().collect();
+        let relays: Vec<Arc<Relay>> = self.lock().by_route.values().map(|one| one.relay.clone()).collect();
         let (mut all, mut losses) = (RelayCounters::default(), Losses::default());
         for relay in relays {
             let of_relay = relay.sweep(now);

@@ -11,18 +11,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::PathAndQuery;
 use hermes_relay::fields::{
-    BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
+    BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIBERS, SUBSCRIPTION,
+    TIMEOUT,
 };
 use hermes_relay::framing::Framing;
-use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, SubscriptionId};
+use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 
+use crate::backfill::Backfill;
 use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
-use crate::{INCREMENTAL, RelayRequest, channel, lines, refusal, subject, text};
+use crate::feeds::{FeedHandle, Refused};
+use crate::next_channel::NextChannel;
+use crate::{INCREMENTAL, RelayRequest, channel, lines, refusal, subject, text, upstream};
 
 /// Bytes of publications after which a frame of the body is full.
 const FRAME_BYTES: usize = 64 << 10;
@@ -31,7 +35,7 @@ const MAX_CHANNELS: usize = 64;
 /// Characters of the name of a group.
 const MAX_GROUP: usize = 64;
 
-pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
+pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
     let headers = &request.entry.facts.headers;
     if let Some(id) = text(headers, &SUBSCRIPTION)? {
         return refresh(request, id, timeout(request)?);
@@ -51,10 +55,19 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
         let reason = "a subscription is text/event-stream, multipart/mixed or application/x-ndjson\n".to_owned();
         return Ok(refusal(StatusCode::NOT_ACCEPTABLE, reason));
     };
-    match begin(request)? {
+    match begin(request).await? {
         Ok(begun) => Ok(stream(begun, framing)),
-        Err(error) => Ok(refused(request, &error)),
+        Err(error) => Ok(not_begun(request, &error)),
     }
+}
+
+/// Whether the next relay serves the request: a member of a group, since only one relay knows all members; or the refresh
+/// of a subscription that this node does not have.
+pub(crate) fn is_for_next(request: &RelayRequest<'_>) -> bool {
+    let headers = &request.entry.facts.headers;
+    let relay = &request.relays.of(&request.route.name, request.settings).relay;
+    let id = headers.get(SUBSCRIPTION).and_then(|id| id.to_str().ok()?.trim().parse().ok());
+    headers.contains_key(GROUP) || id.is_some_and(|id| !relay.has(id))
 }
 
 /// A subscription that has begun, and its timeout.
@@ -63,8 +76,16 @@ pub(crate) struct Begun {
     pub(crate) timeout: Duration,
 }
 
+/// The reason why a subscription does not begin.
+pub(crate) enum NotBegun {
+    /// A bound of this relay.
+    Here(SubscribeError),
+    /// The next relay refuses one of its channels.
+    AtNext(Refused),
+}
+
 /// Begins the subscription that a request describes.
-pub(crate) fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, SubscribeError>, Error> {
+pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, NotBegun>, Error> {
     let headers = &request.entry.facts.headers;
     let Channels { names, paths } = channels(request)?;
     let after = match text(headers, &LAST_EVENT_ID)?.or(Query::of(&request.entry.facts.path).last_event_id) {
@@ -76,17 +97,23 @@ pub(crate) fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, Subscrib
         return Err(Error::Malformed(format!("{GROUP} must have 1 to {MAX_GROUP} characters")));
     }
     let timeout = timeout(request)?.unwrap_or(request.settings.max_timeout);
-    let relay = request.relays.of(&request.route.name, request.settings);
     let wanted = SubscribeRequest {
         id: SubscriptionId(rand::random()),
         subject: subject(request.entry),
         channels: names.into_iter().zip(after).collect(),
         group,
         timeout,
+        behind: behind(request)?,
         epoch: rand::random(),
     };
     let clock = request.relays.clock();
-    Ok(relay.subscribe(wanted, clock.now()).map(|subscription| {
+    Ok(join(request, &wanted, &paths).await.map(|(subscription, nexts)| {
+        let max_bytes = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
+        let lacking = subscription.channels().zip(subscription.lacks()).zip(&nexts);
+        let backfills = lacking.filter_map(|(((channel, start), until), next)| {
+            Some(Backfill::new(next, channel.clone(), start, until?, max_bytes))
+        });
+        let backfills = backfills.collect();
         let scope = DeliveryScope {
             route: request.route.name.clone(),
             paths,
@@ -95,8 +122,46 @@ pub(crate) fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, Subscrib
             worker: request.worker.clone(),
             entry: request.entry.clone(),
         };
-        Begun { deliveries: Deliveries::new(subscription, scope), timeout }
+        Begun { deliveries: Deliveries::new(subscription, backfills, scope), timeout }
     }))
+}
+
+/// Subscribes at this relay. Returns the channels at the next relay, too, if there is one; it feeds them before they are
+/// joined.
+async fn join(
+    request: &RelayRequest<'_>,
+    wanted: &SubscribeRequest,
+    paths: &[PathAndQuery],
+) -> Result<(Subscription, Vec<NextChannel>), NotBegun> {
+    let of_route = request.relays.of(&request.route.name, request.settings);
+    let clock = request.relays.clock();
+    let next_of = |path| Some(NextChannel::new(request.next.clone()?, &request.entry.facts, path));
+    let nexts: Vec<NextChannel> = paths.iter().filter_map(next_of).collect();
+    loop {
+        let mut feeds = Vec::new();
+        for ((channel, _), next) in wanted.channels.iter().zip(&nexts) {
+            feeds.push(upstream::feed(request, &of_route, next.clone(), channel).map_err(NotBegun::Here)?);
+        }
+        for feed in &mut feeds {
+            feed.follows().await.map_err(NotBegun::AtNext)?;
+        }
+        let subscription = of_route.relay.subscribe(wanted.clone(), clock.now()).map_err(NotBegun::Here)?;
+        let is_fed = |(channel, feed): (&(Arc<str>, _), &FeedHandle)| of_route.feeds.has(&channel.0, feed);
+        // A feed that had no subscriber may have ended meanwhile. It is rare, and ends by the timeouts of the route.
+        if wanted.channels.iter().zip(&feeds).all(is_fed) {
+            return Ok((subscription, nexts));
+        }
+    }
+}
+
+/// The number of subscribers behind a relaying node. `None` for other clients, whose claim is not believed.
+fn behind(request: &RelayRequest<'_>) -> Result<Option<u64>, Error> {
+    let facts = &request.entry.facts;
+    let Some(number) = text(&facts.headers, &SUBSCRIBERS)?.filter(|_| facts.trust.is_believed()) else {
+        return Ok(None);
+    };
+    let malformed = || Error::Malformed(format!("{SUBSCRIBERS} must be a number"));
+    number.parse::<u32>().map(|number| Some(number.into())).map_err(|_| malformed())
 }
 
 /// The timeout that a request asks for.
@@ -134,10 +199,10 @@ fn seconds(text: &str) -> Result<Duration, Error> {
 }
 
 fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> Result<Response<Body>, Error> {
-    let relay = request.relays.of(&request.route.name, request.settings);
+    let relay = &request.relays.of(&request.route.name, request.settings).relay;
     let timeout = timeout.unwrap_or(request.settings.max_timeout);
-    let refreshed =
-        id.parse().and_then(|id| relay.refresh(id, &subject(request.entry), timeout, request.relays.clock().now()));
+    let (subject, behind, now) = (subject(request.entry), behind(request)?, request.relays.clock().now());
+    let refreshed = id.parse().and_then(|id| relay.refresh(id, &subject, timeout, behind, now));
     if let Err(error) = refreshed {
         return Ok(refused(request, &error));
     }
@@ -147,7 +212,15 @@ fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> R
     Ok(response)
 }
 
-pub(crate) fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Response<Body> {
+/// The response to a subscription that does not begin.
+pub(crate) fn not_begun(request: &RelayRequest<'_>, error: &NotBegun) -> Response<Body> {
+    match error {
+        NotBegun::Here(error) => refused(request, error),
+        NotBegun::AtNext(refused) => refusal(refused.status, format!("{}\n", refused.reason)),
+    }
+}
+
+fn refused(request: &RelayRequest<'_>, error: &SubscribeError) -> Response<Body> {
     let metrics = &request.worker.shared.metrics;
     let status = match error {
         SubscribeError::TimeoutTooLong(_) => StatusCode::BAD_REQUEST,

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes, BytesMut};
 use hermes_model::snapshot::Snapshot;
 use hermes_relay::framing::Framing;
-use hermes_relay::{Audience, End, NewPublication, PublishError, Receipt, Reserved};
+use hermes_relay::{Audience, End, NewPublication, Receipt, Reserved};
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::{BoxedStream, ByteStream};
@@ -29,7 +29,7 @@ use tungstenite::protocol::{CloseFrame, Role, WebSocket, WebSocketConfig};
 use tungstenite::{Error as SocketError, Message};
 
 use crate::deliveries::{Deliveries, Ended, would_lead_to};
-use crate::publish::Outlet;
+use crate::publish::{NotPublished, Outlet};
 use crate::subscribe::Begun;
 use crate::{RelayRequest, channel};
 
@@ -42,7 +42,7 @@ const MESSAGES_A_TURN: usize = 32;
 /// The time between two pings, as a part of the timeout, so that several pongs may be lost.
 const PINGS_A_TIMEOUT: u32 = 3;
 
-type Publishing = Pin<Box<dyn Future<Output = Result<Receipt, PublishError>>>>;
+type Publishing = Pin<Box<dyn Future<Output = Result<Receipt, NotPublished>>>>;
 
 /// The bytes between the WebSocket and the tunnel.
 #[derive(Debug, Default)]

@@ -81,6 +81,8 @@ struct ChannelState {
     losses: Losses,
     /// The time at which a subscriber joined or a publication arrived the last time.
     used: Duration,
+    /// Another relay numbers the publications.
+    is_fed: bool,
 }
 
 /// The members of a channel that share jobs.
@@ -106,6 +108,36 @@ struct Member {
     group: Option<Arc<str>>,
     /// The subscribers that it stands for: 1, or those behind a relaying node.
     weight: u64,
+    /// It has the publications up to this number of the epoch, which the feed is still to bring.
+    skip_until: Option<u64>,
+}
+
+impl Member {
+    fn has(&self, id: EventId) -> bool {
+        self.skip_until.is_some_and(|until| id.sequence <= until)
+    }
+
+    /// The number of publications up to a position that it misses, where others miss `missed`. `None`: it has them all.
+    fn misses(&mut self, missed: Option<u64>, until: EventId, is_same_epoch: bool) -> Option<Option<u64>> {
+        match self.skip_until.filter(|_| is_same_epoch) {
+            Some(has) if until.sequence <= has => None,
+            Some(has) => Some(missed.map(|_| until.sequence - has)),
+            None => {
+                self.skip_until = None;
+                Some(missed)
+            }
+        }
+    }
+}
+
+/// A subscriber that has joined.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) number: u64,
+    /// The position from which it continues.
+    pub(crate) start: EventId,
+    /// It lacks what lies between `start` and this position, and gets it from the relay that feeds the channel.
+    pub(crate) lacks_until: Option<EventId>,
 }
 
 /// A subscriber that joins a channel.
@@ -131,6 +163,7 @@ impl Channel {
             orphans: VecDeque::new(),
             losses: Losses::default(),
             used: now,
+            is_fed: false,
         };
         Self { name, turn: Arc::new(Semaphore::new(1)), audience: OnceLock::new(), state: Mutex::new(state) }
     }
@@ -144,14 +177,20 @@ impl Channel {
         std::mem::take(&mut self.lock().losses)
     }
 
-    /// Adds a subscriber, and returns its number and its position. After `after`, it gets what the history has first, and
-    /// learns of what it lacks.
-    pub(crate) fn join(&self, member: NewMember<'_>, now: Duration) -> (u64, EventId) {
+    /// Adds a subscriber. After `after`, it gets what the history has first, and learns of what it lacks. The channel of a
+    /// feed may have less than the relay that feeds it, so the subscriber is to get the rest from there.
+    pub(crate) fn join(&self, member: NewMember<'_>, now: Duration) -> Joined {
         let NewMember { queue, group, weight, after } = member;
         let mut state = self.lock();
-        if let Some(after) = after {
-            let missed = state.missed(after);
-            if missed != Some(0) {
+        let mut joined = Joined { number: state.next_member, start: state.latest_id(), lacks_until: None };
+        let missed = after.map_or(Some(0), |after| state.missed(after));
+        let is_ahead = |after: EventId| after.epoch == state.epoch && after.sequence > state.latest;
+        let skip_until = after.filter(|after| state.is_fed && is_ahead(*after)).map(|after| after.sequence);
+        if let Some(after) = after.filter(|_| state.is_fed && missed != Some(0) && skip_until.is_none()) {
+            (joined.start, joined.lacks_until) = (after, Some(state.latest_id()));
+        } else if let Some(after) = after {
+            joined.start = after;
+            if missed != Some(0) && skip_until.is_none() {
                 let (channel, until) = (self.name.clone(), state.before_history());
                 queue.push(Delivery::Gap { channel, missed, until }, now);
             }
@@ -166,14 +205,13 @@ impl Channel {
         for (_, job) in taken {
             queue.push(Delivery::Publication(job), now);
         }
-        let number = state.next_member;
         state.next_member += 1;
         state.groups.entry(group.clone()).or_default().members += 1;
-        state.members.insert(number, Member { queue: queue.clone(), group, weight });
+        state.members.insert(joined.number, Member { queue: queue.clone(), group, weight, skip_until });
         state.subscribers += weight;
         self.report_audience(&state);
         state.used = now;
-        (number, after.unwrap_or_else(|| state.latest_id()))
+        joined
     }
 
     /// Removes a subscriber. Jobs that it did not take go to another member of its group.
@@ -201,6 +239,11 @@ impl Channel {
         self.report_audience(&state);
     }
 
+    /// Lets another relay number the publications.
+    pub(crate) fn begin_feed(&self) {
+        self.lock().is_fed = true;
+    }
+
     /// The number of subscribers, and its changes.
     pub(crate) fn audience(&self) -> watch::Receiver<u64> {
         let state = self.lock();
@@ -224,9 +267,12 @@ impl Channel {
         // A history has no holes.
         state.history.clear();
         state.history_bytes = 0;
+        let is_same_epoch = state.epoch == until.epoch;
         (state.epoch, state.latest) = (until.epoch, until.sequence);
-        for member in state.members.values() {
-            member.queue.push(Delivery::Gap { channel: self.name.clone(), missed, until }, now);
+        for member in state.members.values_mut() {
+            if let Some(missed) = member.misses(missed, until, is_same_epoch) {
+                member.queue.push(Delivery::Gap { channel: self.name.clone(), missed, until }, now);
+            }
         }
     }
 
@@ -258,7 +304,7 @@ impl Channel {
                 let id = state.place(id);
                 let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, false, memory));
                 let mut receipt = Receipt { id: Some(id), subscribers: 0, delivered: 0, dropped: 0 };
-                for member in state.members.values() {
+                for member in state.members.values().filter(|member| !member.has(id)) {
                     match member.queue.offer(&publication, id, now) {
                         Offered::Queued => receipt.delivered += member.weight,
                         Offered::Dropped => receipt.dropped += member.weight,
@@ -322,7 +368,8 @@ impl Channel {
                 let content = content.clone();
                 let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, true, memory));
                 receipt.id = Some(id);
-                for member in targets.iter().filter_map(|number| state.members.get(number)) {
+                let members = targets.iter().filter_map(|number| state.members.get(number));
+                for member in members.filter(|member| !member.has(id)) {
                     member.queue.push(Delivery::Publication(publication.clone()), now);
                 }
                 state.remember(publication, limits);

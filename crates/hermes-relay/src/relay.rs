@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::channel::{Audience, Channel, Losses, NewMember, PublishProgress, Receipt};
+use crate::channel::{Audience, Channel, Joined, Losses, NewMember, PublishProgress, Receipt};
 use crate::event_id::EventId;
 use crate::feed::{FedPublication, Feed};
 use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
-use crate::publication::{NewPublication, Reserved};
+use crate::publication::{NewPublication, Publication, Reserved};
 use crate::queue::{Delivery, End, QueueLimits, SubscriberQueue};
 
 /// The most idle channels that are known between two sweeps, to make room for new ones.
@@ -61,8 +61,9 @@ pub struct SubscribeRequest {
     pub group: Option<Arc<str>>,
     /// The time after which it ends unless it is refreshed.
     pub timeout: Duration,
-    /// The subscribers that it stands for: 1, or those behind a relaying node.
-    pub weight: u64,
+    /// For a relaying node, the number of subscribers behind it. Such a subscription does not count for its subject, since
+    /// it stands for many clients.
+    pub behind: Option<u64>,
     /// A random number, for channels that begin now.
     pub epoch: u64,
 }
@@ -148,6 +149,8 @@ struct Target {
 struct Registration {
     queue: Arc<SubscriberQueue>,
     subject: Arc<str>,
+    /// The channels that count for the subject.
+    counted: usize,
     memberships: Arc<[Membership]>,
 }
 
@@ -155,9 +158,7 @@ struct Registration {
 #[derive(Debug)]
 struct Membership {
     channel: Arc<Channel>,
-    number: u64,
-    /// The position at which the subscription began.
-    start: EventId,
+    joined: Joined,
 }
 
 impl Relay {
@@ -211,7 +212,8 @@ impl Relay {
             return Err(SubscribeError::TooManySubscriptions(limits.subscriptions));
         }
         let of_subject = table.memberships_by_subject.get(&request.subject).copied().unwrap_or_default();
-        if of_subject + more > limits.subscriptions_per_subject {
+        let counted = if request.behind.is_some() { 0 } else { more };
+        if counted > 0 && of_subject + counted > limits.subscriptions_per_subject {
             return Err(SubscribeError::TooManyOfSubject(limits.subscriptions_per_subject));
         }
         let mut channels = Vec::with_capacity(request.channels.len());
@@ -223,21 +225,23 @@ impl Relay {
         let queue = Arc::new(SubscriberQueue::new(bounds, now + request.timeout));
         // The table stays locked, so that no channel is forgotten before the subscriber joins it.
         let join = |(channel, after): (Arc<Channel>, Option<EventId>)| {
-            let (group, weight) = (request.group.clone(), request.weight);
-            let (number, start) = channel.join(NewMember { queue: &queue, group, weight, after }, now);
-            Membership { channel, number, start }
+            let (group, weight) = (request.group.clone(), request.behind.unwrap_or(1));
+            let joined = channel.join(NewMember { queue: &queue, group, weight, after }, now);
+            Membership { channel, joined }
         };
         let memberships: Arc<[Membership]> = channels.into_iter().map(join).collect();
         let subject = request.subject.clone();
-        let registration = Registration { queue: queue.clone(), subject, memberships: memberships.clone() };
+        let registration = Registration { queue: queue.clone(), subject, counted, memberships: memberships.clone() };
         table.subscriptions.insert(request.id, registration);
         table.memberships += more;
-        *table.memberships_by_subject.entry(request.subject).or_default() += more;
+        if counted > 0 {
+            *table.memberships_by_subject.entry(request.subject).or_default() += counted;
+        }
         Ok(Subscription { id: request.id, relay: self.clone(), queue, memberships })
     }
 
-    /// Gives a subscription another timeout, from now on, and another weight if there is one. If it is refused, the
-    /// subscription stays as it was.
+    /// Gives a subscription another timeout, from now on, and that of a relaying node the number of subscribers behind
+    /// it. If it is refused, the subscription stays as it was.
     ///
     /// # Errors
     /// The timeout is too long, or the subject has no such subscription.
@@ -246,7 +250,7 @@ impl Relay {
         id: SubscriptionId,
         subject: &str,
         timeout: Duration,
-        weight: Option<u64>,
+        behind: Option<u64>,
         now: Duration,
     ) -> Result<(), SubscribeError> {
         let table = self.lock();
@@ -258,10 +262,15 @@ impl Relay {
         if !queue.extend(now + timeout, now) {
             return Err(SubscribeError::Unknown);
         }
-        if let Some(weight) = weight {
-            memberships.iter().for_each(|membership| membership.channel.set_weight(membership.number, weight));
+        if let Some(weight) = behind {
+            memberships.iter().for_each(|membership| membership.channel.set_weight(membership.joined.number, weight));
         }
         Ok(())
+    }
+
+    /// Whether the relay has this subscription.
+    pub fn has(&self, id: SubscriptionId) -> bool {
+        self.lock().subscriptions.contains_key(&id)
     }
 
     /// Memory for a publication that arrives.
@@ -350,6 +359,7 @@ impl Relay {
         }
         let most = table.limits.channels;
         let channel = table.channel(channel, epoch, now).ok_or(SubscribeError::TooManyChannels(most))?;
+        channel.begin_feed();
         Ok(Feed::new(self.clone(), channel))
     }
 
@@ -522,7 +532,7 @@ impl Table {
     fn hand_on(&self, registration: &Registration, now: Duration) {
         let Some(jobs) = registration.queue.take_stalled() else { return };
         for membership in registration.memberships.iter().filter(|_| !jobs.is_empty()) {
-            membership.channel.hand_on(membership.number, &jobs, &self.limits, now);
+            membership.channel.hand_on(membership.joined.number, &jobs, &self.limits, now);
         }
     }
 }
@@ -544,7 +554,20 @@ impl Subscription {
 
     /// The channels in the order of the request, each with the position at which the subscription began.
     pub fn channels(&self) -> impl Iterator<Item = (&Arc<str>, EventId)> {
-        self.memberships.iter().map(|membership| (&membership.channel.name, membership.start))
+        self.memberships.iter().map(|membership| (&membership.channel.name, membership.joined.start))
+    }
+
+    /// What the subscriber lacks of each channel, in the order of [`Self::channels`]: the publications after the position
+    /// at which it begins, up to this one. The relay that feeds the channel may have them. They come before the deliveries
+    /// of the channel.
+    pub fn lacks(&self) -> impl Iterator<Item = Option<EventId>> {
+        self.memberships.iter().map(|membership| membership.joined.lacks_until)
+    }
+
+    /// A publication of the relay that feeds a channel, for this subscriber alone.
+    pub fn of_feed(&self, channel: &Arc<str>, publication: FedPublication) -> Arc<Publication> {
+        let FedPublication { content, id, is_reliable } = publication;
+        Arc::new(Publication::new(channel.clone(), id, content, is_reliable, &self.relay.memory))
     }
 
     /// The time at which it expires unless it is refreshed.
@@ -574,7 +597,7 @@ impl Drop for Subscription {
             if let Some(registration) = table.subscriptions.remove(&self.id)
                 && let Some(count) = table.memberships_by_subject.get_mut(&registration.subject)
             {
-                *count -= self.memberships.len();
+                *count -= registration.counted;
                 if *count == 0 {
                     table.memberships_by_subject.remove(&registration.subject);
                 }
@@ -583,7 +606,7 @@ impl Drop for Subscription {
         };
         let untaken = self.queue.close();
         for membership in self.memberships.iter() {
-            membership.channel.leave(membership.number, &untaken, &limits, now);
+            membership.channel.leave(membership.joined.number, &untaken, &limits, now);
         }
     }
 }

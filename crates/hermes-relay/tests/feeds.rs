@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -22,14 +23,20 @@ fn limits() -> RelayLimits {
     RelayLimits { queue: 3, history: 4, stall: 5 * SECOND, max_timeout: 1000 * SECOND, ..RelayLimits::default() }
 }
 
-fn subscribe(relay: &Arc<Relay>, number: u64, after: Option<EventId>, weight: u64, now: Duration) -> Subscription {
+fn subscribe(
+    relay: &Arc<Relay>,
+    number: u64,
+    after: Option<EventId>,
+    behind: Option<u64>,
+    now: Duration,
+) -> Subscription {
     let request = SubscribeRequest {
         id: SubscriptionId(number.into()),
         subject: "somebody".into(),
         channels: vec![(CHANNEL.into(), after)],
         group: None,
         timeout: 1000 * SECOND,
-        weight,
+        behind,
         epoch: number,
     };
     relay.subscribe(request, now).unwrap()
@@ -79,16 +86,27 @@ struct World {
     /// A delivery for which the second relay has no room yet.
     pending: Option<FedPublication>,
     subscribers: Vec<Subscriber>,
+    /// The publications of all first relays.
+    published: HashSet<EventId>,
     number: u64,
 }
 
 impl World {
     fn new() -> Self {
         let (first, second) = (Relay::new(limits()), Relay::new(limits()));
-        let between = subscribe(&first, 1, None, 1, Duration::ZERO);
+        let between = subscribe(&first, 1, None, None, Duration::ZERO);
         let feed = second.feed(CHANNEL, 2, Duration::ZERO).unwrap();
         feed.begin_at(between.channels().next().unwrap().1, Duration::ZERO);
-        Self { first, second, feed, between, pending: None, subscribers: Vec::new(), number: 2 }
+        Self {
+            first,
+            second,
+            feed,
+            between,
+            pending: None,
+            subscribers: Vec::new(),
+            published: HashSet::new(),
+            number: 2,
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -100,10 +118,14 @@ impl World {
         let (content, number) = (NewPublication::default(), self.number());
         if is_reliable {
             let (audience, waker) = (Audience::All, Waker::noop());
+            let progress = self.first.poll_publish_reliable(CHANNEL, &content, audience, number, waker, Duration::ZERO);
             // One that finds no room is not published: its publisher left.
-            let _ = self.first.poll_publish_reliable(CHANNEL, &content, audience, number, waker, Duration::ZERO);
+            if let PublishProgress::Done(receipt) = progress.unwrap() {
+                self.published.extend(receipt.id);
+            }
         } else {
-            self.first.publish_realtime(CHANNEL, content, Audience::All, number, Duration::ZERO).unwrap();
+            let receipt = self.first.publish_realtime(CHANNEL, content, Audience::All, number, Duration::ZERO).unwrap();
+            self.published.extend(receipt.id);
         }
     }
 
@@ -132,7 +154,7 @@ impl World {
             self.first = Relay::new(limits());
         }
         let number = self.number();
-        self.between = subscribe(&self.first, number, Some(self.feed.position()), 1, Duration::ZERO);
+        self.between = subscribe(&self.first, number, Some(self.feed.position()), Some(1), Duration::ZERO);
         let (_, start) = self.between.channels().next().unwrap();
         self.feed.begin_at(start, Duration::ZERO);
     }
@@ -141,9 +163,35 @@ impl World {
         let earlier = self.subscribers.iter().rev().find(|earlier| earlier.subscription.is_none() && resumes);
         let after = earlier.map(|earlier| earlier.position);
         let number = self.number();
-        let subscription = subscribe(&self.second, number, after, 1, Duration::ZERO);
-        let (_, position) = subscription.channels().next().unwrap();
+        let subscription = subscribe(&self.second, number, after, None, Duration::ZERO);
+        let (_, mut position) = subscription.channels().next().unwrap();
+        if let Some(until) = subscription.lacks().next().unwrap() {
+            position = self.fill(position, until);
+        }
         self.subscribers.push(Subscriber { subscription: Some(subscription), position });
+    }
+
+    /// Gets what the second relay lacks from the first, as a relaying node does, and returns the position after it.
+    fn fill(&mut self, after: EventId, until: EventId) -> EventId {
+        let number = self.number();
+        let filling = subscribe(&self.first, number, Some(after), Some(0), Duration::ZERO);
+        let mut position = after;
+        while position.epoch == until.epoch && position.sequence < until.sequence {
+            match take(&filling, Duration::ZERO) {
+                Some(Delivery::Publication(publication)) => {
+                    position.sequence += 1;
+                    assert_eq!(publication.id, Some(position));
+                }
+                // What follows `until` arrives by the feed.
+                Some(Delivery::Gap { until: gap, .. }) => position = gap.min(EventId { epoch: gap.epoch, ..until }),
+                // The first relay is another one: the subscriber learns of a gap.
+                None => return until,
+            }
+        }
+        if position.epoch == until.epoch {
+            assert_eq!(position, until);
+        }
+        until
     }
 
     /// Whether there was something to read.
@@ -157,6 +205,7 @@ impl World {
             Delivery::Publication(publication) => {
                 let next = EventId { sequence: before.sequence + 1, ..before };
                 assert_eq!(publication.id, Some(next), "a hole that nobody announced, or a repetition");
+                assert!(self.published.contains(&next));
                 next
             }
             Delivery::Gap { missed, until, .. } => {
@@ -215,8 +264,8 @@ proptest! {
 #[test]
 fn receipts_count_the_subscribers_behind_relaying_nodes() {
     let relay = Relay::new(limits());
-    let near = subscribe(&relay, 1, None, 1, Duration::ZERO);
-    let node = subscribe(&relay, 2, None, 5, Duration::ZERO);
+    let near = subscribe(&relay, 1, None, None, Duration::ZERO);
+    let node = subscribe(&relay, 2, None, Some(5), Duration::ZERO);
     let publish =
         || relay.publish_realtime(CHANNEL, NewPublication::default(), Audience::All, 1, Duration::ZERO).unwrap();
     assert_eq!((publish().subscribers, publish().delivered), (6, 6));

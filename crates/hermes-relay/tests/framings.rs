@@ -29,7 +29,7 @@ fn deliveries(bodies: &[Vec<u8>]) -> Vec<Delivery> {
         channels: vec![("host/c".into(), before)],
         group: None,
         timeout: Duration::from_secs(1),
-        weight: 1,
+        behind: None,
         epoch: 7,
     };
     let subscription = relay.subscribe(request, Duration::ZERO).unwrap();

@@ -113,7 +113,7 @@ impl World {
             channels: vec![(CHANNELS[channel].into(), after)],
             group: None,
             timeout: timeout * SECOND,
-            weight: 1,
+            behind: None,
             epoch: self.random,
         };
         let subscription = relay.subscribe(request, self.now).unwrap();
@@ -206,7 +206,7 @@ fn subscribe(relay: &Arc<Relay>, number: u128, channel: &str, group: Option<&str
         channels: vec![(channel.into(), None)],
         group: group.map(Arc::from),
         timeout: timeout * SECOND,
-        weight: 1,
+        behind: None,
         epoch: 1,
     };
     relay.subscribe(request, Duration::ZERO).unwrap()
@@ -280,7 +280,7 @@ fn jobs_of_a_stalled_member_stay_in_their_channel() {
         channels: vec![("node/a".into(), None), ("node/b".into(), None)],
         group: Some("g".into()),
         timeout: 90 * SECOND,
-        weight: 1,
+        behind: None,
         epoch: 1,
     };
     let _silent = relay.subscribe(request, Duration::ZERO).unwrap();
@@ -368,7 +368,7 @@ fn histories_give_way_before_publications_are_refused() {
         channels: vec![("node/99".into(), Some(EventId { epoch: 1, sequence: 0 }))],
         group: None,
         timeout: SECOND,
-        weight: 1,
+        behind: None,
         epoch: 1,
     };
     let subscription = relay.subscribe(request, SECOND).unwrap();

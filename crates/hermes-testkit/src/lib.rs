@@ -32,6 +32,7 @@ pub mod process;
 pub mod proxy_header;
 pub mod python;
 pub mod raw_http1;
+pub mod relay;
 pub mod rina;
 pub mod skip;
 pub mod sshd;

@@ -160,6 +160,8 @@ pub struct Metrics {
     pub relay_channels: Gauge,
     pub relay_subscriptions: Gauge,
     pub relay_memory: Gauge,
+    pub relay_upstream_subscriptions: Gauge,
+    pub relay_upstream_breaks: Counter,
     pub relay_publications: Family<RouteLabels, Counter>,
     pub relay_deliveries: Family<ResultLabels, Counter>,
     pub resumed: Family<EventLabels, Counter>,
@@ -218,6 +220,8 @@ impl Default for Metrics {
             relay_channels: Gauge::default(),
             relay_subscriptions: Gauge::default(),
             relay_memory: Gauge::default(),
+            relay_upstream_subscriptions: Gauge::default(),
+            relay_upstream_breaks: Counter::default(),
             relay_publications: Family::default(),
             relay_deliveries: Family::default(),
             resumed: Family::default(),
@@ -274,6 +278,16 @@ impl Metrics {
             "Bytes of the publications in queues and histories",
             Unit::Bytes,
             self.relay_memory.clone(),
+        );
+        registry.register(
+            "relay_upstream_subscriptions",
+            "Channels to which this node subscribes at the next relay",
+            self.relay_upstream_subscriptions.clone(),
+        );
+        registry.register(
+            "relay_upstream_breaks",
+            "Subscriptions of this node at the next relay that broke off and were begun again",
+            self.relay_upstream_breaks.clone(),
         );
         registry.register("relay_publications", "Publications by route", self.relay_publications.clone());
         registry.register(

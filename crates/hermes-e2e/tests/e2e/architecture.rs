@@ -29,13 +29,16 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-resume", BTreeSet::new()),
         ("hermes-relay", BTreeSet::new()),
         ("hermes-relay-client", BTreeSet::from(["hermes-net", "hermes-relay"])),
-        ("hermes-relay-service", BTreeSet::from(["hermes-model", "hermes-relay", "hermes-transport"])),
+        ("hermes-relay-service", BTreeSet::from(["hermes-model", "hermes-net", "hermes-relay", "hermes-transport"])),
         ("hermes-rina", BTreeSet::new()),
         (
             "hermes-transport",
             BTreeSet::from(["hermes-cache", "hermes-ip", "hermes-model", "hermes-net", "hermes-wire"]),
         ),
-        ("hermes-outbound", BTreeSet::from(["hermes-model", "hermes-net", "hermes-transport", "hermes-wire"])),
+        (
+            "hermes-outbound",
+            BTreeSet::from(["hermes-model", "hermes-net", "hermes-rate-limit", "hermes-transport", "hermes-wire"]),
+        ),
         (
             "hermes-architecture",
             BTreeSet::from([
@@ -203,11 +206,10 @@ const LAYERS: [(&str, &[&str]); 3] = [
             "tunnel_copy",
         ],
     ),
-    ("hermes-outbound", &["virtual_ip", "reverse", "upstream", "generation", "outbound"]),
+    ("hermes-outbound", &["rate_limit", "virtual_ip", "reverse", "upstream", "generation", "outbound"]),
     (
         "hermes-proxy",
         &[
-            "rate_limit",
             "ndn",
             "ip",
             "worker",

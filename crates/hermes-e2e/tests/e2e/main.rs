@@ -27,6 +27,7 @@ mod quic;
 mod rate_limit;
 mod relay;
 mod relay_pages;
+mod relay_tree;
 mod reload;
 mod rina;
 mod socks;

@@ -11,9 +11,10 @@ use base64::prelude::BASE64_STANDARD;
 use hermes_testkit::binary::hermes;
 use hermes_testkit::ca::Subject;
 use hermes_testkit::overlay::{Node, Overlay};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::Command;
 
 const RELAY: &str = "
 listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
@@ -23,80 +24,6 @@ routes:
   relay: {unit: 100KiB, stall: 1s, queue: 4, max-timeout: 1m, per-client: 8, history: {publications: 3}}
 - {name: other, match: {path: '/other/*'}, relay: {}}
 ";
-
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A subscriber: a running curl.
-struct Subscriber {
-    child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Subscriber {
-    /// Subscribes, and waits until the relay counts `count` subscriptions.
-    async fn new(node: &Node, path: &str, arguments: &[&str], count: u64) -> Self {
-        let url = format!("http://{}{path}", node.address("web"));
-        let mut curl = Command::new("curl");
-        curl.args(["--silent", "--no-buffer", "--max-time", "60"]).args(arguments).arg(url);
-        let mut child = curl.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        node.metric_is("hermes_relay_subscriptions", "", count as f64).await;
-        Self { child, lines }
-    }
-
-    /// The next line that is not empty.
-    async fn line(&mut self) -> String {
-        loop {
-            let line = tokio::time::timeout(TIMEOUT, self.lines.next_line()).await.expect("a line in time").unwrap();
-            let line = line.expect("the stream has ended");
-            if !line.trim().is_empty() {
-                return line.trim_end().to_owned();
-            }
-        }
-    }
-
-    async fn lines(&mut self, count: usize) -> Vec<String> {
-        let mut lines = Vec::new();
-        for _ in 0..count {
-            lines.push(self.line().await);
-        }
-        lines
-    }
-
-    /// Reads to the end, and returns curl's exit status and the last lines.
-    async fn end(mut self) -> (i32, Vec<String>) {
-        let mut rest = Vec::new();
-        while let Some(line) = tokio::time::timeout(TIMEOUT, self.lines.next_line()).await.unwrap().unwrap() {
-            rest.push(line.trim_end().to_owned());
-        }
-        (self.child.wait().await.unwrap().code().unwrap(), rest)
-    }
-}
-
-/// Runs curl, and returns the status, the head in lower case and the body.
-async fn curl(node: &Node, path: &str, arguments: &[&str]) -> (u16, String, String) {
-    let url = format!("http://{}{path}", node.address("web"));
-    let output =
-        Command::new("curl").args(["--silent", "--include", "--max-time", "60"]).args(arguments).arg(url).output();
-    let text = String::from_utf8_lossy(&output.await.unwrap().stdout).into_owned();
-    // An interim response may come first.
-    let text = text.strip_prefix("HTTP/1.1 100 Continue\r\n\r\n").unwrap_or(&text);
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
-    (status, head.to_ascii_lowercase(), body.to_owned())
-}
-
-async fn publish(node: &Node, path: &str, text: &str, arguments: &[&str]) -> (u16, String, String) {
-    let all =
-        [&["--request", "PUT", "--header", "content-type: text/plain", "--data-binary", text], arguments].concat();
-    curl(node, path, &all).await
-}
-
-fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
-    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-}
-
-const SUBSCRIBE: [&str; 2] = ["--header", "hermes-subscribe: true"];
 
 #[tokio::test]
 async fn publications_reach_every_subscriber_in_its_form() {
@@ -384,12 +311,8 @@ async fn a_node_in_between_passes_publications_on_as_they_arrive() {
     let overlay = Overlay::new(hermes()).unwrap();
     let node = overlay.node("relay").document(RELAY).start().await.unwrap();
     let device = overlay.node("device").document(DEVICE).with("NEXT", node.address("web")).start().await.unwrap();
-    let url = format!("http://{}/events/a", device.address("web"));
-    let mut curl = Command::new("curl");
-    curl.args(["--silent", "--no-buffer", "--include"]).args(SUBSCRIBE).args(AUTHORITY).arg(url);
-    let mut child = curl.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut subscriber = Subscriber { child, lines };
+    let mut subscriber =
+        Subscriber::start(&device, "/events/a", &[&SUBSCRIBE[..], &AUTHORITY, &["--include"]].concat());
     node.metric_is("hermes_relay_subscriptions", "", 1.0).await;
     let (status, head, _) = publish(&device, "/events/a", "through", &AUTHORITY).await;
     assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("1")), "{head}");
@@ -410,15 +333,8 @@ async fn publications_cross_a_hop_of_http_3() {
     let device = overlay.node("device").identity(&Subject::node("device")).unwrap();
     let device = device.document(&DEVICE.replace("protocol: h2", "protocol: h3, tls: {node: relay}"));
     let device = device.with("NEXT", relay.address("overlay")).start().await.unwrap();
-    let url = format!("http://{}/events/a", device.address("web"));
-    let mut command = Command::new("curl");
-    command
-        .args(["--silent", "--no-buffer", "--header", "accept: application/x-ndjson"])
-        .args(SUBSCRIBE)
-        .args(AUTHORITY);
-    let mut child = command.arg(url).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut subscriber = Subscriber { child, lines };
+    let json = ["--header", "accept: application/x-ndjson"];
+    let mut subscriber = Subscriber::start(&device, "/events/a", &[&SUBSCRIBE[..], &AUTHORITY, &json].concat());
     relay.metric_is("hermes_relay_subscriptions", "", 1.0).await;
     for text in ["1", "2", "3"] {
         let (status, head, _) = publish(&device, "/events/a", text, &AUTHORITY).await;
@@ -453,9 +369,7 @@ async fn the_commands_publish_and_subscribe() {
     let url = format!("http://{}/events/a", node.address("web"));
     let mut command = Command::new(hermes());
     command.args(["subscribe", &url, "--timeout", "2s", "-n", "4", "--json"]);
-    let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut subscriber = Subscriber { child, lines };
+    let mut subscriber = Subscriber::run(&mut command);
     node.metric_is("hermes_relay_subscriptions", "", 1.0).await;
     let mut publisher = Command::new(hermes())
         .args(["publish", &url, "--lines"])
@@ -505,7 +419,7 @@ async fn a_node_that_shuts_down_ends_its_subscriptions() {
     let node = overlay.node("relay").document(RELAY).start().await.unwrap();
     let subscriber = Subscriber::new(&node, "/events/a", &SUBSCRIBE, 1).await;
     let begun = std::time::Instant::now();
-    assert!(node.end(TIMEOUT).unwrap().success());
+    assert!(node.end(Duration::from_secs(60)).unwrap().success());
     // Otherwise the node would wait for the subscription until the drain timeout.
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     subscriber.end().await;

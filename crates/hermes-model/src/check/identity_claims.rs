@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::report::Problem;
 use crate::facts::Peer;
-use crate::snapshot::{Action, Listener, ListenerProtocol, Route, Snapshot, Upstream};
+use crate::snapshot::{Listener, ListenerProtocol, Route, Snapshot, Upstream};
 use crate::trust::{peer, user_of};
 
 /// Maximum number of users to check; each is compared with all routes.
@@ -61,11 +61,8 @@ fn receiving_upstream<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &st
             && (matcher.users.is_empty() || matcher.users.iter().any(|pattern| pattern.matches(Some(user))))
             && listener.only_kind().is_none_or(|kind| route.serves(kind))
     };
-    let upstreams = snapshot.routes.iter().filter(|route| takes(route)).filter_map(|route| match &route.action {
-        Action::Upstream(upstream) => Some(&**upstream),
-        _ => None,
-    });
-    upstreams.into_iter().find(|upstream| presents_certificate(upstream))
+    let upstreams = snapshot.routes.iter().filter(|route| takes(route)).filter_map(|route| route.action.upstream());
+    upstreams.map(|upstream| &**upstream).find(|upstream| presents_certificate(upstream))
 }
 
 /// True if the next node sees the certificate.

@@ -1,13 +1,16 @@
 //! Checks a relay and its bounds.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::context::Names;
 use super::node::duration;
 use super::policy::size;
 use super::report::Report;
+use super::route::upstream_named;
 use crate::document::relay as section;
-use crate::snapshot::Relay;
+use crate::snapshot::{Relay, Upstream, UpstreamProtocol};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -28,8 +31,12 @@ fn is_origin(text: &str) -> bool {
     !authority.is_empty() && authority.bytes().all(is_known) && !authority.ends_with(default)
 }
 
-/// Builds a relay.
-pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> Relay {
+/// Builds a relay. `None`: its upstream is invalid. Without it, the relay would be the root of a tree of its own.
+pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Relay> {
+    let upstream = match &section.upstream {
+        Some(name) => Some(next_relay(name, &format!("{at}.upstream"), names, report)?),
+        None => None,
+    };
     let mut number = |key: &str, value: Option<usize>, default: usize, allowed: RangeInclusive<usize>| {
         let value = value.unwrap_or(default);
         if !allowed.contains(&value) {
@@ -58,6 +65,7 @@ pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> 
     }
     let day = 24 * HOUR;
     let relay = Relay {
+        upstream,
         mode: section.mode,
         queue,
         queue_bytes: size(format!("{at}.queue-bytes"), section.queue_bytes, 4 * MIB, KIB..=1 << 40, report),
@@ -79,5 +87,15 @@ pub(super) fn build(section: &section::Relay, at: &str, report: &mut Report) -> 
         let message = "a publication of this size exceeds half of `memory`; reduce it, or raise memory";
         report.problem(format!("{at}.unit"), message);
     }
-    relay
+    Some(relay)
+}
+
+fn next_relay(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Arc<Upstream>> {
+    let upstream = upstream_named(name, at, names, report)?;
+    if upstream.protocol == UpstreamProtocol::Tcp {
+        let message =
+            format!("upstream {name} has protocol tcp, but the next relay is an HTTP server; use h1, h2 or h3");
+        report.problem(at, message);
+    }
+    Some(upstream)
 }

@@ -15,7 +15,7 @@ use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::snapshot::{
     Action, Endpoint, Face, FaceUri, Gateway, OnChange, Redirect, Respond, RinaNeighbour, Route, Target, Terminate,
-    TerminateKind, UpstreamProtocol,
+    TerminateKind, Upstream, UpstreamProtocol,
 };
 
 const ACTIONS: &str = "upstream, terminate, relay, respond, redirect";
@@ -133,7 +133,7 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
     } else if let Some(terminate) = &section.terminate {
         build_terminate(terminate, &format!("{at}.terminate"), names, report)
     } else if let Some(section) = &section.relay {
-        Some(Action::Relay(relay::build(section, &format!("{at}.relay"), report)))
+        relay::build(section, &format!("{at}.relay"), names, report).map(Action::Relay)
     } else if let Some(respond) = &section.respond {
         build_respond(respond, &format!("{at}.respond"), report).map(Action::Respond)
     } else {
@@ -146,11 +146,16 @@ fn action(section: &section::Route, at: &str, names: &Names<'_>, report: &mut Re
 }
 
 fn upstream(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {
+    upstream_named(name, at, names, report).map(Action::Upstream)
+}
+
+/// The upstream with this name.
+pub(super) fn upstream_named(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Arc<Upstream>> {
     // The name of an invalid upstream counts as known, although the upstream could not be built.
     if !names.upstream_names.iter().any(|known| known == name) {
         report.problem(at, unresolved("upstream", name, names.upstream_names));
     }
-    names.upstreams.get(name).map(|upstream| Action::Upstream(Arc::clone(upstream)))
+    names.upstreams.get(name).copied().cloned()
 }
 
 fn build_terminate(section: &section::Terminate, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Action> {

@@ -10,6 +10,9 @@ use crate::snapshot::RelayMode;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Relay {
+    /// Upstream whose nodes are the next relay towards the root of the tree. Default none: this node is the root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
     /// Rule for a publication if the queue of a subscriber is full. Default realtime.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: RelayMode,

@@ -1,10 +1,15 @@
 //! The relay of a snapshot's route: channels of publish and subscribe, and their bounds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::Upstream;
+
 /// Serves the URIs of a route as channels: a GET subscribes, a PUT or POST publishes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Relay {
+    /// The next relay towards the root of the tree. `None`: this node is the root.
+    pub upstream: Option<Arc<Upstream>>,
     /// The rule for publications that name none.
     pub mode: RelayMode,
     /// Publications and bytes in the queue of a subscriber.

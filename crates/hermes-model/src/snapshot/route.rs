@@ -118,6 +118,15 @@ impl Route {
 }
 
 impl Action {
+    /// The upstream that may receive requests of the route.
+    pub fn upstream(&self) -> Option<&Arc<Upstream>> {
+        match self {
+            Action::Upstream(upstream) => Some(upstream),
+            Action::Relay(relay) => relay.upstream.as_ref(),
+            _ => None,
+        }
+    }
+
     /// The actions of a race, or the action itself.
     pub fn alternatives(&self) -> &[Action] {
         match self {

@@ -11,8 +11,8 @@ use http::Response;
 use tokio::time::Instant;
 
 use crate::filters::Next;
-use crate::rate_limit::{Admitted, Denied};
 use crate::service::forward::Forward;
+use hermes_outbound::rate_limit::{Admitted, Denied};
 use hermes_outbound::upstream::UpstreamState;
 use hermes_rate_limit::fair_queue::Client;
 use hermes_rate_limit::headers::{self as rate_headers, RateHeaders};

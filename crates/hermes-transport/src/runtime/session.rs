@@ -145,6 +145,11 @@ impl SessionEntry {
         Rc::new(Self::new(worker, self.facts.clone(), None, self.trace))
     }
 
+    /// Returns the state for a request of the node itself. It is in no table and writes no access-log entry.
+    pub fn unlisted(worker: &WorkerContext, facts: Rc<Facts>, trace: Traceparent) -> Rc<Self> {
+        Rc::new(Self::new(worker, facts, None, trace))
+    }
+
     /// Returns the address from which the client's connection was accepted, without regard to a PROXY header. For a
     /// flow, returns the source address.
     pub fn accepted_from(&self) -> SocketAddr {

@@ -23,13 +23,13 @@ use hermes_transport::runtime::WorkerContext;
 
 /// The budgets of a node, by route and upstream: a rate measured at one service says nothing about another.
 #[derive(Default)]
-pub(crate) struct RateLimiters(Mutex<HashMap<Service, Arc<RateLimiter>>>);
+pub struct RateLimiters(Mutex<HashMap<Service, Arc<RateLimiter>>>);
 
 /// A route and its upstream.
 type Service = (Arc<str>, Arc<str>);
 
 /// The budget of a service, shared by all workers.
-pub(crate) struct RateLimiter {
+pub struct RateLimiter {
     epoch: Instant,
     state: Mutex<State>,
     /// Notified when the releasing task ended while requests wait.
@@ -47,7 +47,7 @@ struct State {
 
 /// The reason why a request may not be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Denied {
+pub enum Denied {
     /// The queue is full.
     Full,
     /// The deadline has passed.
@@ -56,7 +56,7 @@ pub(crate) enum Denied {
 
 impl RateLimiters {
     /// The budget of a route and upstream. It survives while the document does not name the route.
-    pub(crate) fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<RateLimiter> {
+    pub fn of(&self, route: &Arc<str>, upstream: &Arc<str>, most: usize) -> Arc<RateLimiter> {
         let mut rate_limiters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (route.clone(), upstream.clone());
         rate_limiters.entry(key).or_insert_with(|| Arc::new(RateLimiter::new(most))).clone()
@@ -79,7 +79,7 @@ impl RateLimiter {
     }
 
     /// Waits until the request may be sent: immediately, unless the service has rejected others.
-    pub(crate) async fn admit(
+    pub async fn admit(
         self: &Arc<Self>,
         worker: &Rc<WorkerContext>,
         client: &Client,
@@ -120,18 +120,18 @@ impl RateLimiter {
         }
     }
 
-    pub(crate) fn passed(&self, went_at: Duration, hint: impl FnOnce() -> RateHeaders) {
+    pub fn passed(&self, went_at: Duration, hint: impl FnOnce() -> RateHeaders) {
         self.lock().budget.passed(went_at, hint);
     }
 
-    pub(crate) fn refused(&self, went_at: Duration, hint: &RateHeaders) {
+    pub fn refused(&self, went_at: Duration, hint: &RateHeaders) {
         let mut state = self.lock();
         let now = self.now();
         state.budget.refused(now, went_at, hint);
     }
 
     /// The requests per second that the service allows, if known.
-    pub(crate) fn rate(&self) -> Option<f64> {
+    pub fn rate(&self) -> Option<f64> {
         self.lock().budget.rate()
     }
 
@@ -161,9 +161,9 @@ impl RateLimiter {
 }
 
 /// A request that may be sent.
-pub(crate) struct Admitted {
-    pub(crate) went_at: Duration,
-    pub(crate) has_waited: bool,
+pub struct Admitted {
+    pub went_at: Duration,
+    pub has_waited: bool,
 }
 
 /// A queue slot, released however the wait ends.

@@ -1,0 +1,121 @@
+//! The publications that a subscriber lacks when it resumes at this node: the next relay has them.
+//!
+//! In: the position of the subscriber, and the one that its channel has here. Out: what lies between, once, before the
+//! deliveries of the channel. What the next relay no longer has is told as a gap. Never: more than one delivery in memory.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hermes_relay::{Delivery, EventId, FedPublication, Subscription};
+use tokio::time::{Instant, Sleep};
+
+use crate::next_channel::{NextChannel, NextDeliveries, NextDelivery, Standing, accepted};
+use crate::next_relay::NextResponse;
+
+/// The time for which the next relay may be silent: it has what is asked for.
+const MAX_SILENCE: Duration = Duration::from_secs(10);
+
+/// What a subscriber lacks of a channel.
+pub(crate) struct Backfill {
+    channel: Arc<str>,
+    /// What the subscriber has.
+    position: EventId,
+    /// What the channel has here.
+    until: EventId,
+    source: Source,
+    max_bytes: usize,
+    silent_at: Pin<Box<Sleep>>,
+}
+
+enum Source {
+    Opening(NextResponse),
+    Open(NextDeliveries),
+}
+
+impl Backfill {
+    pub(crate) fn new(
+        next: &NextChannel,
+        channel: Arc<str>,
+        position: EventId,
+        until: EventId,
+        max_bytes: usize,
+    ) -> Self {
+        // It stands for no subscriber: that of the channel does.
+        let standing = Standing { timeout: MAX_SILENCE, subscribers: 0 };
+        let source = Source::Opening(next.subscribe(standing, Some(position)));
+        let silent_at = Box::pin(tokio::time::sleep(MAX_SILENCE));
+        Self { channel, position, until, source, max_bytes, silent_at }
+    }
+
+    /// Takes the next delivery. `None`: the subscriber has what the channel has here.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, of: &Subscription) -> Poll<Option<Delivery>> {
+        while self.position != self.until {
+            let next = match self.poll_source(cx) {
+                Poll::Ready(next) => next,
+                Poll::Pending if self.silent_at.as_mut().poll(cx).is_ready() => None,
+                Poll::Pending => return Poll::Pending,
+            };
+            match next {
+                Some(NextDelivery::Nothing) => {}
+                Some(NextDelivery::Publication(publication)) => {
+                    // A publication for one of a group has no place in the channel.
+                    let Some(id) = publication.id else { continue };
+                    if id.epoch == self.until.epoch && id > self.position && id <= self.until {
+                        self.position = id;
+                        return Poll::Ready(Some(self.publication(of, publication)));
+                    }
+                    if id.epoch != self.until.epoch || id > self.until {
+                        return Poll::Ready(Some(self.gap(None, self.until)));
+                    }
+                }
+                // What follows `until` arrives by the channel.
+                Some(NextDelivery::Gap { missed, until }) if until.epoch == self.until.epoch && until < self.until => {
+                    return Poll::Ready(Some(self.gap(missed, until)));
+                }
+                Some(NextDelivery::Gap { .. }) | None => return Poll::Ready(Some(self.gap(None, self.until))),
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    /// `None`: the next relay delivers no more.
+    fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<NextDelivery>> {
+        loop {
+            match &mut self.source {
+                Source::Opening(response) => {
+                    let response = ready!(response.as_mut().poll(cx));
+                    match accepted(response, self.max_bytes) {
+                        Ok(accepted) => self.source = Source::Open(accepted.deliveries),
+                        Err(refused) => {
+                            tracing::info!(
+                                channel = &*self.channel,
+                                reason = &*refused.reason,
+                                "a subscriber resumes with a gap"
+                            );
+                            return Poll::Ready(None);
+                        }
+                    }
+                }
+                Source::Open(deliveries) => {
+                    let delivery = ready!(deliveries.poll_next(cx)).ok();
+                    self.silent_at.as_mut().reset(Instant::now() + MAX_SILENCE);
+                    return Poll::Ready(delivery);
+                }
+            }
+        }
+    }
+
+    fn publication(&self, of: &Subscription, publication: FedPublication) -> Delivery {
+        Delivery::Publication(of.of_feed(&self.channel, publication))
+    }
+
+    fn gap(&mut self, missed: Option<u64>, until: EventId) -> Delivery {
+        // Within an epoch, the number is known.
+        let is_same_epoch = self.position.epoch == until.epoch;
+        let count = is_same_epoch.then(|| until.sequence.saturating_sub(self.position.sequence));
+        self.position = until;
+        Delivery::Gap { channel: self.channel.clone(), missed: count.or(missed), until }
+    }
+}

@@ -1,0 +1,178 @@
+//! A channel at the next relay: the requests of this node's subscriptions to it, and what their responses deliver.
+//!
+//! In: the client that causes a subscription, and the position to resume after. Out: publications and gaps, with the
+//! identifiers of the next relay. Never: the identity of that client, since a subscription may serve others, too.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
+use hermes_relay::fields::{
+    DELIVER, EVENT_ID, LAST_EVENT_ID, MISSED, RELAY, SUBSCRIBE, SUBSCRIBERS, SUBSCRIPTION, TIMEOUT,
+};
+use hermes_relay::framing::multipart::{MalformedPart, Parser, Part};
+use hermes_relay::{EventId, FedPublication, NewPublication};
+use hermes_transport::body::Body;
+use hermes_transport::error::Error;
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, VIA};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use http_body_util::BodyExt as _;
+
+use crate::feeds::Refused;
+use crate::next_relay::{NextRelay, NextResponse};
+
+/// A channel at the next relay.
+#[derive(Clone)]
+pub(crate) struct NextChannel {
+    next: Rc<dyn NextRelay>,
+    facts: Facts,
+}
+
+/// The state of a subscription that a request tells the next relay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standing {
+    pub(crate) timeout: Duration,
+    /// The subscribers that it stands for.
+    pub(crate) subscribers: u64,
+}
+
+impl NextChannel {
+    /// The channel at this path. Requests carry the `Via` of the client that causes them, so that nodes that are each
+    /// other's next relay notice the loop.
+    pub(crate) fn new(next: Rc<dyn NextRelay>, of: &Facts, path: &PathAndQuery) -> Self {
+        let mut headers = HeaderMap::new();
+        for via in of.headers.get_all(VIA) {
+            headers.append(VIA, via.clone());
+        }
+        // The query may have the position or the timeout of the client.
+        let path = PathAndQuery::try_from(path.path()).unwrap_or_else(|_| path.clone());
+        let facts = Facts {
+            listener: of.listener.clone(),
+            kind: Kind::Http,
+            source: of.source,
+            trust: Trust::Anonymous,
+            user: None,
+            method: Method::GET,
+            authority: of.authority.clone(),
+            path,
+            headers,
+            network: None,
+            announced_network: None,
+            protocol: None,
+        };
+        Self { next, facts }
+    }
+
+    fn send(&self, standing: Standing, fields: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> NextResponse {
+        let mut facts = self.facts.clone();
+        facts.headers.insert(TIMEOUT, standing.timeout.as_secs().into());
+        facts.headers.insert(SUBSCRIBERS, standing.subscribers.into());
+        facts.headers.extend(fields);
+        self.next.send(facts, Bytes::new())
+    }
+
+    /// Subscribes after a position, or to later publications alone.
+    pub(crate) fn subscribe(&self, standing: Standing, after: Option<EventId>) -> NextResponse {
+        let is_true = (SUBSCRIBE, HeaderValue::from_static("true"));
+        let accept = (ACCEPT, HeaderValue::from_static("multipart/mixed"));
+        // Digits and a hyphen.
+        let position = after.and_then(|after| HeaderValue::try_from(after.to_string()).ok());
+        let position = position.map(|position| (LAST_EVENT_ID, position));
+        self.send(standing, [is_true, accept].into_iter().chain(position))
+    }
+
+    /// Extends a subscription.
+    pub(crate) fn refresh(&self, standing: Standing, id: HeaderValue) -> NextResponse {
+        self.send(standing, [(SUBSCRIPTION, id)])
+    }
+}
+
+/// A subscription that the next relay has accepted.
+pub(crate) struct Accepted {
+    pub(crate) id: HeaderValue,
+    /// The position after which it delivers.
+    pub(crate) position: EventId,
+    pub(crate) deliveries: NextDeliveries,
+}
+
+/// Reads the response to a subscription. Publications of more than `max_bytes` count as missed.
+pub(crate) fn accepted(response: Result<Response<Body>, Error>, max_bytes: usize) -> Result<Accepted, Refused> {
+    let response = response.map_err(|error| Refused {
+        status: error.status(),
+        reason: format!("the next relay cannot be reached: {error}").into(),
+    })?;
+    if response.status() != StatusCode::OK {
+        let reason = format!("the next relay responded {} to the subscription of this node", response.status());
+        return Err(Refused { status: response.status(), reason: reason.into() });
+    }
+    let (head, body) = response.into_parts();
+    let of_relay = || {
+        let parser = Parser::new(head.headers.get(CONTENT_TYPE)?.to_str().ok()?, max_bytes)?;
+        let position = head.headers.get(EVENT_ID)?.to_str().ok()?.parse().ok()?;
+        Some((head.headers.get(SUBSCRIPTION)?.clone(), position, parser))
+    };
+    let (id, position, parser) = of_relay().ok_or_else(|| Refused {
+        status: StatusCode::BAD_GATEWAY,
+        reason: Arc::from("the response of the next relay is not that of a relay; check `relay.upstream`"),
+    })?;
+    Ok(Accepted { id, position, deliveries: NextDeliveries { body, parser } })
+}
+
+/// A delivery of the next relay.
+#[derive(Debug)]
+pub(crate) enum NextDelivery {
+    Publication(FedPublication),
+    /// Publications that the next relay does not deliver.
+    Gap {
+        missed: Option<u64>,
+        until: EventId,
+    },
+    /// Bytes without a whole delivery, such as a heartbeat.
+    Nothing,
+}
+
+/// The deliveries of a subscription at the next relay.
+pub(crate) struct NextDeliveries {
+    body: Body,
+    parser: Parser,
+}
+
+impl NextDeliveries {
+    /// Takes the next delivery. The error tells why there is none any more.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<NextDelivery, String>> {
+        if let Some(delivery) = self.take_part().map_err(|error| format!("malformed publication: {error}"))? {
+            return Poll::Ready(Ok(delivery));
+        }
+        match ready!(std::pin::pin!(self.body.frame()).poll(cx)) {
+            Some(Ok(frame)) => {
+                self.parser.push(frame.data_ref().map_or(&[][..], |data| data));
+                Poll::Ready(Ok(NextDelivery::Nothing))
+            }
+            Some(Err(error)) => Poll::Ready(Err(error.to_string())),
+            None => Poll::Ready(Err("the next relay ended the subscription".to_owned())),
+        }
+    }
+
+    fn take_part(&mut self) -> Result<Option<NextDelivery>, MalformedPart> {
+        let Some(part) = self.parser.next_part()? else { return Ok(None) };
+        let Part { mut headers, body, skipped } = part;
+        let position = headers.remove(EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<EventId>().ok());
+        let Some(position) = position else { return Ok(Some(NextDelivery::Nothing)) };
+        if let Some(missed) = headers.get(MISSED) {
+            let missed = missed.to_str().ok().and_then(|text| text.parse().ok());
+            return Ok(Some(NextDelivery::Gap { missed, until: position }));
+        }
+        if skipped.is_some() {
+            return Ok(Some(NextDelivery::Gap { missed: Some(1), until: position }));
+        }
+        let mut is = |name: &HeaderName, value: &str| headers.remove(name).is_some_and(|field| field == value);
+        let is_reliable = is(&RELAY, "reliable");
+        let id = Some(position).filter(|_| !is(&DELIVER, "one"));
+        // A copy: the body is a part of a larger buffer.
+        let content = NewPublication { headers, body: Bytes::copy_from_slice(&body) };
+        Ok(Some(NextDelivery::Publication(FedPublication { content, id, is_reliable })))
+    }
+}
