@@ -100,6 +100,40 @@ async fn a_websocket_subscribes_and_publishes() {
     node.metric_is("hermes_relay_subscriptions", "", 0.0).await;
 }
 
+/// Messages of a WebSocket enter the tree as publications of its client, and the root decides about them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_websocket_below_another_relay_subscribes_and_publishes() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let root = relay(&overlay).await;
+    let below = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes: [{name: chat, relay: {upstream: next}}]
+upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
+";
+    let node = overlay.node("below").document(below).with("NEXT", root.address("web")).start().await.unwrap();
+    let (mut first, _) = open(node.address("web"), "/chat/a", "");
+    let start = message(&mut first);
+    let (mut second, _) = open(node.address("web"), "/chat/a", "");
+    message(&mut second);
+    root.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+    first.send(Message::text("one")).unwrap();
+    let mut own = [(); 2].map(|()| message(&mut first));
+    own.sort_by_key(|message| message.get("published").is_some());
+    assert_eq!((&own[0]["data"], &own[0]["id"]), (&json!("one"), &own[1]["published"]), "{own:?}");
+    assert_eq!(message(&mut second), own[0]);
+    let path = format!("/chat/a?last-event-id={}", start["id"].as_str().unwrap());
+    let (mut third, _) = open(node.address("web"), &path, "");
+    message(&mut third);
+    assert_eq!(message(&mut third), own[0], "the root has it");
+    // What the root refuses.
+    let (mut reader, _) = open(node.address("web"), "/readable/a", "");
+    message(&mut reader);
+    reader.send(Message::text("x")).unwrap();
+    assert_eq!(message(&mut reader)["refused"], "the next relay responded 403 Forbidden");
+    let (_, head) = open(node.address("web"), "/elsewhere", "");
+    assert!(head.starts_with("HTTP/1.1 404 "), "{head}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn pongs_refresh_a_websocket_and_silence_ends_it() {
     let overlay = Overlay::new(hermes()).unwrap();
