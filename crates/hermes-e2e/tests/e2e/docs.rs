@@ -143,6 +143,8 @@ fn the_guide_of_the_relay_works() {
         "only the hall may\n",
         "\nopen until nine\n",
         "\npaint\nsweep\n",
+        "\nhermes_relay_subscriptions 1\n",
+        "\nto both\nto both\n",
     ] {
         assert!(printed.contains(words), "{words}: {printed}");
     }
