@@ -15,7 +15,7 @@ use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::Kind;
 use hermes_model::rewrite::TemplateValues;
 use hermes_model::snapshot::{Action, OnChange, Relay, Route, Terminate, TerminateKind, Upstream};
-use http::header::ALT_SVC;
+use http::header::{ALT_SVC, ORIGIN};
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 
@@ -24,7 +24,7 @@ use crate::filters::NextHop;
 use crate::request::{Rejected, Request, UpgradeKind};
 use crate::service::content_race::{self, ContentRace};
 use crate::service::forward::Forward;
-use crate::service::forward::head::{RequestForm, clean_response};
+use crate::service::forward::head::{HeadOverrides, RequestForm, clean_response};
 use crate::service::forward::tunnel::Opened;
 use crate::service::next_relay::ToNextRelay;
 use crate::service::{device_end, max_forwards, respond};
@@ -32,7 +32,7 @@ use crate::worker::Worker;
 use crate::{custody, filters, upgrade};
 use hermes_architecture::dial_target;
 use hermes_outbound::generation::Generation;
-use hermes_relay_service::{NextRelay, RelayRequest, SocketOutcome};
+use hermes_relay_service::{ForNext, NextRelay, RelayRequest, SocketOutcome};
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
 use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules};
@@ -297,10 +297,13 @@ async fn to_relay(
     if request.upgrade != UpgradeKind::None {
         return Err(unsuitable(route, entry.facts.kind));
     }
-    if let Some(upstream) = settings.upstream.as_ref()
-        && hermes_relay_service::is_for_next(&of_relay)?
-    {
-        return to_upstream(worker, generation, session, route, upstream, request).await;
+    if let (Some(upstream), Some(for_next)) = (&settings.upstream, ForNext::of(&of_relay)?) {
+        let state = generation.state_of(upstream)?;
+        let interim = interim(&mut request);
+        let forward = Forward::new(worker, generation, entry, route, &request, interim);
+        let mut response = forward.amended(HeadOverrides::removing([ORIGIN])).to_upstream(state).await?;
+        for_next.admit(response.headers_mut());
+        return respond_with(generation, session, route, response);
     }
     let body = std::mem::replace(&mut request.body, RequestBody::Empty);
     let mut response = hermes_relay_service::serve(&of_relay, body).await?;

@@ -76,22 +76,30 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
     Ok(response)
 }
 
-/// Whether the next relay serves this request, and not this node: a publication, a member of a group, and the refresh of a
-/// subscription that began there.
-///
-/// # Errors
-/// Its page may not use the relay.
-pub fn is_for_next(request: &RelayRequest<'_>) -> Result<bool, Error> {
-    let facts = &request.entry.facts;
-    if request.next.is_none() {
-        return Ok(false);
+/// A request that the next relay serves, and not this node: a publication, a member of a group, and the refresh of a
+/// subscription that began there. It must be sent without `Origin`, since this node has judged its page.
+pub struct ForNext(Page);
+
+impl ForNext {
+    /// The same request, if it is one.
+    ///
+    /// # Errors
+    /// Its page may not use the relay.
+    pub fn of(request: &RelayRequest<'_>) -> Result<Option<Self>, Error> {
+        let facts = &request.entry.facts;
+        let is_for_next = request.next.is_some()
+            && match facts.method {
+                Method::PUT | Method::POST => true,
+                Method::GET => subscribe::is_for_next(request),
+                _ => false,
+            };
+        if is_for_next { Ok(Some(Self(Page::of(facts, &request.settings.origins)?))) } else { Ok(None) }
     }
-    Page::of(facts, &request.settings.origins)?;
-    Ok(match facts.method {
-        Method::PUT | Method::POST => true,
-        Method::GET => subscribe::is_for_next(request),
-        _ => false,
-    })
+
+    /// Lets the page read the response.
+    pub fn admit(&self, headers: &mut HeaderMap) {
+        self.0.admit(headers);
+    }
 }
 
 /// The protocol of tunnels that a relay serves.

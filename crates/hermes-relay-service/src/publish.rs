@@ -19,7 +19,7 @@ use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::metrics::{Metrics, ResultLabels, RouteLabels};
 use hermes_transport::runtime::Shared;
-use http::header::{CONTENT_LENGTH, HeaderName};
+use http::header::{CONTENT_LENGTH, HeaderName, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
@@ -137,7 +137,8 @@ impl Outlet {
     async fn publish_at(&self, next: &Rc<dyn NextRelay>, content: NewPublication) -> Result<Receipt, NotPublished> {
         let mut facts = (*self.facts).clone();
         facts.method = Method::POST;
-        let of_request = |name: &HeaderName| name.as_str().starts_with("sec-websocket-") || *name == LAST_EVENT_ID;
+        let of_request =
+            |name: &HeaderName| name.as_str().starts_with("sec-websocket-") || [LAST_EVENT_ID, ORIGIN].contains(name);
         let names: Vec<HeaderName> = facts.headers.keys().filter(|name| of_request(name)).cloned().collect();
         names.iter().for_each(|name| drop(facts.headers.remove(name)));
         let mode = if self.mode == RelayMode::Reliable { "reliable" } else { "realtime" };

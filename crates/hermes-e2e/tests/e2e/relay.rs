@@ -12,7 +12,7 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::ca::Subject;
 use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::process::Command;
 

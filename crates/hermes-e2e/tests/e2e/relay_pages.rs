@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
+use hermes_testkit::relay::{curl, field};
 use serde_json::{Value, json};
-use tokio::process::Command;
 use tungstenite::protocol::{CloseFrame, Role, WebSocket};
 use tungstenite::{Error, Message};
 
@@ -107,11 +107,13 @@ async fn a_websocket_below_another_relay_subscribes_and_publishes() {
     let root = relay(&overlay).await;
     let below = "
 listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
-routes: [{name: chat, relay: {upstream: next}}]
+routes: [{name: chat, relay: {upstream: next}, rewrite: {authority: chat.example}}]
 upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
 ";
     let node = overlay.node("below").document(below).with("NEXT", root.address("web")).start().await.unwrap();
-    let (mut first, _) = open(node.address("web"), "/chat/a", "");
+    // A page of the node itself. The root knows the channel by another authority.
+    let origin = format!("origin: http://{}\r\n", node.address("web"));
+    let (mut first, _) = open(node.address("web"), "/chat/a", &origin);
     let start = message(&mut first);
     let (mut second, _) = open(node.address("web"), "/chat/a", "");
     message(&mut second);
@@ -125,6 +127,12 @@ upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
     let (mut third, _) = open(node.address("web"), &path, "");
     message(&mut third);
     assert_eq!(message(&mut third), own[0], "the root has it");
+    let page = ["--data", "two", "--header", origin.trim_end()];
+    let (status, head, _) = curl(&node, "/chat/a", &page).await;
+    assert_eq!(status, 204, "{head}");
+    assert!(field(&head, "hermes-event-id").is_some(), "{head}");
+    assert_eq!(message(&mut second)["data"], "two");
+    assert_eq!(curl(&node, "/chat/a", &["--data", "x", "--header", "origin: https://evil.example"]).await.0, 403);
     // What the root refuses.
     let (mut reader, _) = open(node.address("web"), "/readable/a", "");
     message(&mut reader);
@@ -213,34 +221,24 @@ async fn what_a_websocket_may_not_do_is_told() {
     }
 }
 
-/// Runs curl, and returns the status and the head in lower case.
-async fn curl(node: &Node, path: &str, arguments: &[&str]) -> (u16, String) {
-    let url = format!("http://{}{path}", node.address("web"));
-    let mut curl = Command::new("curl");
-    let output = curl.args(["--silent", "--include", "--max-time", "30"]).args(arguments).arg(url).output().await;
-    let text = String::from_utf8_lossy(&output.unwrap().stdout).into_owned();
-    let head = text.split("\r\n\r\n").next().unwrap_or_default().to_ascii_lowercase();
-    (head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default(), head)
-}
-
 #[tokio::test]
 async fn only_pages_of_allowed_origins_use_a_relay() {
     let overlay = Overlay::new(hermes()).unwrap();
     let node = relay(&overlay).await;
     let (known, foreign) = ("origin: https://app.example:8443", "origin: https://evil.example");
     let post = ["--data", "x", "--header"];
-    let (status, head) = curl(&node, "/chat/a", &[&post[..], &[known]].concat()).await;
+    let (status, head, _) = curl(&node, "/chat/a", &[&post[..], &[known]].concat()).await;
     assert_eq!(status, 204);
     assert!(head.contains("access-control-allow-origin: https://app.example:8443"), "{head}");
     assert!(head.contains("access-control-expose-headers: ") && head.contains("vary: origin"), "{head}");
-    let (status, head) = curl(&node, "/chat/a", &[&post[..], &[foreign]].concat()).await;
+    let (status, head, _) = curl(&node, "/chat/a", &[&post[..], &[foreign]].concat()).await;
     assert!(status == 403 && !head.contains("access-control"), "{head}");
     let own = format!("origin: http://{}", node.address("web"));
     assert_eq!(curl(&node, "/chat/a", &[&post[..], &[&*own]].concat()).await.0, 204);
     assert_eq!(curl(&node, "/chat/a", &post[..2]).await.0, 204, "no page at all");
     // The question of a browser before it sends fields of ours.
     let ask = ["--request", "OPTIONS", "--header", "access-control-request-method: GET", "--header"];
-    let (status, head) = curl(&node, "/chat/a", &[&ask[..], &[known]].concat()).await;
+    let (status, head, _) = curl(&node, "/chat/a", &[&ask[..], &[known]].concat()).await;
     assert!(status == 204 && head.contains("access-control-allow-methods: get, put, post"), "{head}");
     assert!(head.contains("hermes-subscribe"), "{head}");
     assert_eq!(curl(&node, "/chat/a", &[&ask[..], &[foreign]].concat()).await.0, 403);

@@ -388,10 +388,13 @@ fn amend(plan: &Plan, stored: &Stored) -> Option<HeadOverrides> {
     let remove = [IF_NONE_MATCH, IF_MODIFIED_SINCE, RANGE, IF_RANGE];
     match plan {
         Plan::Plain => None,
-        Plan::Validate => Some(HeadOverrides { remove, set: validators(&stored.head) }),
+        Plan::Validate => Some(HeadOverrides { remove: remove.into(), set: validators(&stored.head) }),
         Plan::Complete { missing, .. } => {
             let tag = stored.head.strong_etag()?.clone();
-            Some(HeadOverrides { remove, set: vec![(RANGE, to_range(missing, stored.shape.total)), (IF_RANGE, tag)] })
+            Some(HeadOverrides {
+                remove: remove.into(),
+                set: vec![(RANGE, to_range(missing, stored.shape.total)), (IF_RANGE, tag)],
+            })
         }
     }
 }

@@ -50,7 +50,7 @@ impl<'a> Question<'a> {
     /// A request for a part of a response, with `Range` and `If-Range`; the original request had no body.
     pub(super) fn for_part(form: RequestForm, (range, of): (HeaderValue, HeaderValue)) -> Self {
         let remove = [RANGE, IF_RANGE, IF_NONE_MATCH, IF_MODIFIED_SINCE];
-        let amend = Some(HeadOverrides { remove, set: vec![(RANGE, range), (IF_RANGE, of)] });
+        let amend = Some(HeadOverrides { remove: remove.into(), set: vec![(RANGE, range), (IF_RANGE, of)] });
         Self { form, body: RequestBody::Empty, interim: None, amend, kept_by: None }
     }
 }

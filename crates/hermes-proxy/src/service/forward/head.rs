@@ -13,6 +13,7 @@ use hermes_wire::traceparent::Traceparent;
 use http::header::{HOST, HeaderName, HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
+use smallvec::SmallVec;
 
 use crate::request::Request;
 use crate::service::max_forwards;
@@ -72,8 +73,15 @@ impl RequestForm {
 /// Header changes by the cache, or by a resumed download that requests the rest of a response.
 #[derive(Clone)]
 pub(crate) struct HeadOverrides {
-    pub(crate) remove: [HeaderName; 4],
+    pub(crate) remove: SmallVec<[HeaderName; 4]>,
     pub(crate) set: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl HeadOverrides {
+    /// Removes fields, and sets none.
+    pub(crate) fn removing(fields: impl IntoIterator<Item = HeaderName>) -> Self {
+        Self { remove: fields.into_iter().collect(), set: Vec::new() }
+    }
 }
 
 /// An outgoing request head.
