@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep demo-relay check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ demo-unstable: demo-build ## the papers' unstable case in network namespaces (ro
 
 demo-ndn: demo-build ## the paper's NDN case in network namespaces (root): files over 10 Mbit/s, users and namespaces
 	$(TARGET)/demo/hermes demo ndn --picture $(TARGET)/demo-ndn.svg
+
+demo-relay: demo-build ## a chat in shells and browsers, and a voice-like stream, over a tree of three relays
+	$(TARGET)/demo/hermes demo relay --picture $(TARGET)/demo-relay.svg
 
 demo-pep: demo-build ## the scenarios of PEP-DNA in network namespaces (root): connections that a router splits
 	$(TARGET)/demo/hermes demo pep --picture $(TARGET)/demo-pep.svg

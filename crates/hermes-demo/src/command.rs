@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::ndn::SIZES;
 use crate::unstable::Extent;
 use crate::unstable::variant::{Variant, parse_size};
-use crate::{Options, child_guard, ip, ndn, pep, unstable, video};
+use crate::{Options, child_guard, ip, ndn, pep, relay, unstable, video};
 
 /// Run an overlay on this machine and show what it does.
 ///
@@ -137,6 +137,27 @@ enum Case {
         #[arg(long, value_name = "DIRECTORY")]
         files: Option<PathBuf>,
     },
+    /// Chat and send a voice-like stream over a tree of three relays.
+    ///
+    /// Three nodes start on loopback. Two shells at different nodes chat, and 50 packets of 160 bytes a second pass from
+    /// one node to the other, beside UDP. Takes a quarter of a minute, and no root.
+    Relay {
+        /// Set the length of the voice-like stream in seconds
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+        seconds: u64,
+        /// Keep the nodes running until Ctrl-C, and print pages and commands to try
+        #[arg(long)]
+        keep: bool,
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+        /// Write the delays and the gaps as a picture (SVG)
+        #[arg(long, value_name = "FILE")]
+        picture: Option<PathBuf>,
+        /// Keep documents and logs in this empty directory
+        #[arg(long, value_name = "DIRECTORY")]
+        files: Option<PathBuf>,
+    },
     /// Run a command that ends with its parent
     #[command(name = child_guard::VERB, hide = true)]
     Leash {
@@ -253,6 +274,9 @@ impl Demo {
             Some(Case::Pep { requests, pause_ms, downloads, json, picture, files }) => {
                 let pause = Duration::from_millis(pause_ms);
                 pep::run(&pep::Options { requests, pause, downloads, json, picture, files })
+            }
+            Some(Case::Relay { seconds, keep, json, picture, files }) => {
+                relay::run(&relay::Options { voice: Duration::from_secs(seconds), keep, json, picture, files })
             }
             Some(Case::Unstable(unstable)) => unstable::run(&unstable.options()),
             None => crate::run(Options { keep: self.keep, json: self.json }),

@@ -23,6 +23,7 @@ mod pep;
 mod picture_file;
 mod ports;
 mod program;
+mod relay;
 mod report;
 mod terminal;
 mod traffic;

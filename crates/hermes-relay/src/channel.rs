@@ -28,6 +28,25 @@ pub enum Audience {
     OneOfEachGroup,
 }
 
+/// The place of a publication in its channel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// The next number, or none if it is for one of each group.
+    Next(Audience),
+    /// The identifier that the relay has given that feeds the channel. `None`: it is for one of each group.
+    Fed(Option<EventId>),
+}
+
+impl Place {
+    fn audience(self) -> Audience {
+        match self {
+            Self::Next(audience) => audience,
+            Self::Fed(Some(_)) => Audience::All,
+            Self::Fed(None) => Audience::OneOfEachGroup,
+        }
+    }
+}
+
 /// The outcome of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt {
@@ -287,21 +306,20 @@ impl Channel {
         publications.iter().filter(|publication| publication.channel == self.name).cloned().collect()
     }
 
-    /// Queues a publication wherever there is room. `id` is that of the relay that feeds this channel.
+    /// Queues a publication wherever there is room.
     pub(crate) fn publish_realtime(
         &self,
         content: NewPublication,
-        audience: Audience,
-        id: Option<EventId>,
+        place: Place,
         limits: &RelayLimits,
         memory: &Arc<AtomicU64>,
         now: Duration,
     ) -> Receipt {
         let mut state = self.lock();
         state.used = now;
-        match audience {
+        match place.audience() {
             Audience::All => {
-                let id = state.place(id);
+                let id = state.take_place(place);
                 let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, false, memory));
                 let mut receipt = Receipt { id: Some(id), subscribers: 0, delivered: 0, dropped: 0 };
                 for member in state.members.values().filter(|member| !member.has(id)) {
@@ -332,8 +350,7 @@ impl Channel {
     pub(crate) fn publish_reliable(
         &self,
         content: &NewPublication,
-        audience: Audience,
-        id: Option<EventId>,
+        place: Place,
         limits: &RelayLimits,
         memory: &Arc<AtomicU64>,
         publisher: &Waker,
@@ -344,7 +361,7 @@ impl Channel {
         let bytes = crate::publication::cost(content);
         let (targets, subscribers): (Vec<u64>, u64) = loop {
             let room = state.room(bytes, now);
-            let (targets, full) = match audience {
+            let (targets, full) = match place.audience() {
                 Audience::All => {
                     let full = room.iter().filter(|(_, free)| **free == 0).map(|(number, _)| *number).collect();
                     (room.keys().copied().collect(), full)
@@ -362,9 +379,9 @@ impl Channel {
             }
         };
         let mut receipt = Receipt { id: None, subscribers, delivered: subscribers, dropped: 0 };
-        match audience {
+        match place.audience() {
             Audience::All => {
-                let id = state.place(id);
+                let id = state.take_place(place);
                 let content = content.clone();
                 let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, true, memory));
                 receipt.id = Some(id);
@@ -434,11 +451,11 @@ impl ChannelState {
         EventId { epoch: self.epoch, sequence: self.latest }
     }
 
-    /// The identifier of the next publication: that of the relay that feeds this channel, or the next number.
-    fn place(&mut self, id: Option<EventId>) -> EventId {
-        match id {
-            Some(id) => (self.epoch, self.latest) = (id.epoch, id.sequence),
-            None => self.latest += 1,
+    /// The identifier of the next publication.
+    fn take_place(&mut self, place: Place) -> EventId {
+        match place {
+            Place::Fed(Some(id)) => (self.epoch, self.latest) = (id.epoch, id.sequence),
+            Place::Next(_) | Place::Fed(None) => self.latest += 1,
         }
         self.latest_id()
     }

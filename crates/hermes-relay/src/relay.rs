@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::channel::{Audience, Channel, Joined, Losses, NewMember, PublishProgress, Receipt};
+use crate::channel::{Audience, Channel, Joined, Losses, NewMember, Place, PublishProgress, Receipt};
 use crate::event_id::EventId;
 use crate::feed::{FedPublication, Feed};
 use crate::history_log::HistoryLog;
@@ -312,7 +312,7 @@ impl Relay {
     ) -> Result<Receipt, PublishError> {
         let target = self.channel_for(channel, audience, epoch, now)?;
         let Some(Target { channel, limits }) = target else { return Ok(nobody(audience, epoch)) };
-        let receipt = channel.publish_realtime(content, audience, None, &limits, &self.memory, now);
+        let receipt = channel.publish_realtime(content, Place::Next(audience), &limits, &self.memory, now);
         self.log(&channel, &receipt, &limits);
         Ok(receipt)
     }
@@ -333,7 +333,7 @@ impl Relay {
         let Some(Target { channel, limits }) = self.channel_for(channel, audience, epoch, now)? else {
             return Ok(PublishProgress::Done(nobody(audience, epoch)));
         };
-        let progress = channel.publish_reliable(content, audience, None, &limits, &self.memory, publisher, now);
+        let progress = channel.publish_reliable(content, Place::Next(audience), &limits, &self.memory, publisher, now);
         if let PublishProgress::Done(receipt) = &progress {
             self.log(&channel, receipt, &limits);
         }
@@ -373,11 +373,10 @@ impl Relay {
     ) -> Result<PublishProgress, PublishError> {
         let limits = self.ready_for_publication(now)?.limits.clone();
         let FedPublication { content, id, is_reliable } = publication;
-        let audience = if id.is_some() { Audience::All } else { Audience::OneOfEachGroup };
         let progress = if *is_reliable {
-            channel.publish_reliable(content, audience, *id, &limits, &self.memory, publisher, now)
+            channel.publish_reliable(content, Place::Fed(*id), &limits, &self.memory, publisher, now)
         } else {
-            let receipt = channel.publish_realtime(content.clone(), audience, *id, &limits, &self.memory, now);
+            let receipt = channel.publish_realtime(content.clone(), Place::Fed(*id), &limits, &self.memory, now);
             PublishProgress::Done(receipt)
         };
         if let PublishProgress::Done(receipt) = &progress {

@@ -76,7 +76,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
             BTreeSet::from(["hermes-lab", "hermes-model", "hermes-net", "hermes-pattern", "hermes-rina"]),
         ),
         ("hermes-bench", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-relay", "hermes-testkit"])),
-        ("hermes-demo", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-net"])),
+        ("hermes-demo", BTreeSet::from(["hermes-lab", "hermes-ndn", "hermes-net", "hermes-relay-client"])),
         ("hermes-e2e", BTreeSet::new()),
         (
             "hermes",

@@ -571,3 +571,31 @@ fn a_case_without_root_names_the_missing_privilege() {
         assert!(text.contains("run it as root") && text.lines().count() == 1, "{case}: {text}");
     }
 }
+
+#[test]
+fn the_relays_of_the_demo_pass_on_a_chat_and_a_voice() {
+    let temporary = tempfile::tempdir().unwrap();
+    let pictures = tempfile::tempdir().unwrap();
+    let picture = pictures.path().join("relay.svg");
+    let arguments = ["relay", "--seconds", "2", "--json", "--picture", picture.to_str().unwrap()];
+    let output = demo(temporary.path(), &arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let figures: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&figures["whole"], &figures["voice"]["relay"]["packets"]), (&true.into(), &100.into()), "{figures}");
+    assert_eq!(figures["chat"]["hall"], figures["chat"]["yard"]);
+    let svg = std::fs::read_to_string(picture).unwrap();
+    assert!(svg.matches("<circle").count() >= 398, "a dot for each packet and each gap of both ways");
+    assert_nothing_is_left(temporary.path());
+}
+
+#[test]
+fn the_relays_of_the_demo_end_with_a_signal() {
+    let temporary = tempfile::tempdir().unwrap();
+    let mut command = demo(temporary.path(), &["relay", "--seconds", "1", "--keep"]);
+    let mut running = Running::start(command.stdout(Stdio::piped()).stderr(Stdio::null()));
+    let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("Ctrl-C ends the nodes")));
+    running.signal(Signal::SIGTERM);
+    assert!(running.wait().success());
+    assert_nothing_is_left(temporary.path());
+}
