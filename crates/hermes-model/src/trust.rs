@@ -41,13 +41,14 @@ pub const HERMES_ORIGIN: HeaderName = HeaderName::from_static("hermes-origin");
 const OVERLAY: &str = "hermes-";
 
 /// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing.
-const OF_RELAYS: [HeaderName; 13] = [
+const OF_RELAYS: [HeaderName; 14] = [
     HeaderName::from_static("hermes-channel"),
     HeaderName::from_static("hermes-channels"),
     HeaderName::from_static("hermes-deliver"),
     HeaderName::from_static("hermes-delivered"),
     HeaderName::from_static("hermes-event-id"),
     HeaderName::from_static("hermes-group"),
+    HeaderName::from_static("hermes-heartbeat"),
     HeaderName::from_static("hermes-max-timeout"),
     HeaderName::from_static("hermes-missed"),
     HeaderName::from_static("hermes-relay"),

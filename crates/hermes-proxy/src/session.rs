@@ -288,6 +288,10 @@ async fn to_relay(
         next
     });
     let of_relay = RelayRequest { worker, relays, next, entry, route, settings };
+    let for_next = ForNext::of(&of_relay)?;
+    if let (Some(upstream), Some(_), true) = (&settings.upstream, &for_next, request.upgrade != UpgradeKind::None) {
+        return to_upstream(worker, generation, session, route, upstream, request).await;
+    }
     if request.upgrade.is_to(hermes_relay_service::WEBSOCKET) {
         return Ok(match hermes_relay_service::serve_websocket(&of_relay).await? {
             SocketOutcome::Tunnel(stream) => tunnel(&mut request, UpstreamEnd::Stream(stream)),
@@ -297,7 +301,7 @@ async fn to_relay(
     if request.upgrade != UpgradeKind::None {
         return Err(unsuitable(route, entry.facts.kind));
     }
-    if let (Some(upstream), Some(for_next)) = (&settings.upstream, ForNext::of(&of_relay)?) {
+    if let (Some(upstream), Some(for_next)) = (&settings.upstream, for_next) {
         let state = generation.state_of(upstream)?;
         let interim = interim(&mut request);
         let forward = Forward::new(worker, generation, entry, route, &request, interim);

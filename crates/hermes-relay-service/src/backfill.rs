@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use hermes_relay::{Delivery, EventId, FedPublication, Subscription};
+use hermes_relay::{Delivery, EventId, FedPublication, Relay, Subscription};
 use tokio::time::{Instant, Sleep};
 
-use crate::next_channel::{NextChannel, NextDeliveries, NextDelivery, Standing, accepted};
-use crate::next_relay::NextResponse;
+use crate::feeds::Refused;
+use crate::next_channel::{Accepted, NextChannel, NextDeliveries, NextDelivery, Standing};
 
 /// The time for which the next relay may be silent: it has what is asked for.
 const MAX_SILENCE: Duration = Duration::from_secs(10);
@@ -25,28 +25,29 @@ pub(crate) struct Backfill {
     /// What the channel has here.
     until: EventId,
     source: Source,
-    max_bytes: usize,
     silent_at: Pin<Box<Sleep>>,
 }
 
 enum Source {
-    Opening(NextResponse),
+    /// It begins when the backfills before it have ended.
+    Waiting(Box<NextChannel>, Arc<Relay>, usize),
+    Opening(Pin<Box<dyn Future<Output = Result<Accepted, Refused>>>>),
     Open(NextDeliveries),
 }
 
 impl Backfill {
+    /// What lies between the positions. Publications of more than `max_bytes` count as missed.
     pub(crate) fn new(
         next: &NextChannel,
         channel: Arc<str>,
         position: EventId,
         until: EventId,
+        relay: Arc<Relay>,
         max_bytes: usize,
     ) -> Self {
-        // It stands for no subscriber: that of the channel does.
-        let standing = Standing { timeout: MAX_SILENCE, subscribers: 0 };
-        let source = Source::Opening(next.subscribe(standing, Some(position)));
+        let source = Source::Waiting(Box::new(next.clone()), relay, max_bytes);
         let silent_at = Box::pin(tokio::time::sleep(MAX_SILENCE));
-        Self { channel, position, until, source, max_bytes, silent_at }
+        Self { channel, position, until, source, silent_at }
     }
 
     /// Takes the next delivery. `None`: the subscriber has what the channel has here.
@@ -84,20 +85,25 @@ impl Backfill {
     fn poll_source(&mut self, cx: &mut Context<'_>) -> Poll<Option<NextDelivery>> {
         loop {
             match &mut self.source {
-                Source::Opening(response) => {
-                    let response = ready!(response.as_mut().poll(cx));
-                    match accepted(response, self.max_bytes) {
-                        Ok(accepted) => self.source = Source::Open(accepted.deliveries),
-                        Err(refused) => {
-                            tracing::info!(
-                                channel = &*self.channel,
-                                reason = &*refused.reason,
-                                "a subscriber resumes with a gap"
-                            );
-                            return Poll::Ready(None);
-                        }
-                    }
+                Source::Waiting(next, relay, max_bytes) => {
+                    // It stands for no subscriber: that of the channel does.
+                    let standing = Standing { timeout: MAX_SILENCE, subscribers: 0 };
+                    let (next, relay, max_bytes) = ((**next).clone(), relay.clone(), *max_bytes);
+                    self.silent_at.as_mut().reset(Instant::now() + MAX_SILENCE);
+                    let opening = next.subscribe(standing, Some(self.position), relay, max_bytes);
+                    self.source = Source::Opening(Box::pin(opening));
                 }
+                Source::Opening(accepted) => match ready!(accepted.as_mut().poll(cx)) {
+                    Ok(accepted) => self.source = Source::Open(accepted.deliveries),
+                    Err(refused) => {
+                        tracing::info!(
+                            channel = &*self.channel,
+                            reason = &*refused.reason,
+                            "a subscriber resumes with a gap"
+                        );
+                        return Poll::Ready(None);
+                    }
+                },
                 Source::Open(deliveries) => {
                     let delivery = ready!(deliveries.poll_next(cx)).ok();
                     self.silent_at.as_mut().reset(Instant::now() + MAX_SILENCE);

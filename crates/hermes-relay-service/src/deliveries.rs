@@ -118,7 +118,8 @@ impl Deliveries {
                 Poll::Ready(Some(delivery)) => return Poll::Ready(Ok(delivery)),
                 Poll::Ready(None) => drop(self.backfills.pop_front()),
                 Poll::Pending if self.is_live() => return Poll::Pending,
-                Poll::Pending => break,
+                // What waits in the queue comes after what is still lacking.
+                Poll::Pending => return Poll::Ready(Err(End::Expired)),
             }
         }
         self.subscription.poll_next(cx, self.clock.now())

@@ -47,17 +47,17 @@ impl Feeds {
     ) -> Result<FeedHandle, E> {
         let mut feeds = self.lock();
         if let Some(progress) = feeds.get(channel) {
-            return Ok(FeedHandle(progress.clone()));
+            return Ok(FeedHandle { progress: progress.clone(), is_own: false });
         }
         let (sender, receiver) = watch::channel(Progress::Connecting);
         begin(sender)?;
         feeds.insert(channel.clone(), receiver.clone());
-        Ok(FeedHandle(receiver))
+        Ok(FeedHandle { progress: receiver, is_own: true })
     }
 
     /// Whether the channel still has this feed. If so, the feed notices a subscriber that has joined before the call.
     pub(crate) fn has(&self, channel: &str, feed: &FeedHandle) -> bool {
-        self.lock().get(channel).is_some_and(|other| other.same_channel(&feed.0))
+        self.lock().get(channel).is_some_and(|other| other.same_channel(&feed.progress))
     }
 
     /// Removes the feed with this sending end, if `is_over` holds while no client can find it. Returns true if it did.
@@ -78,21 +78,34 @@ impl Feeds {
 }
 
 /// A feed, as a subscriber of its channel knows it.
-pub(crate) struct FeedHandle(watch::Receiver<Progress>);
+pub(crate) struct FeedHandle {
+    progress: watch::Receiver<Progress>,
+    /// This subscriber began it.
+    is_own: bool,
+}
+
+/// What a subscriber learns of a feed.
+pub(crate) enum Outcome {
+    /// The channel gets what is published at the next relay.
+    Follows,
+    /// The next relay refuses the subscription of this client.
+    Refused(Refused),
+    /// Another client began it, and the next relay refused it, perhaps for that client's sake; or it has ended.
+    Gone,
+}
 
 impl FeedHandle {
+    /// Whether another client has begun it, and the next relay has not answered yet.
+    pub(crate) fn is_begun_by_another(&self) -> bool {
+        !self.is_own && matches!(*self.progress.borrow(), Progress::Connecting)
+    }
+
     /// Waits until the next relay has answered.
-    ///
-    /// # Errors
-    /// It refuses the subscription.
-    pub(crate) async fn follows(&mut self) -> Result<(), Refused> {
-        match self.0.wait_for(|progress| !matches!(progress, Progress::Connecting)).await.as_deref() {
-            Ok(Progress::Refused(refused)) => Err(refused.clone()),
-            Ok(_) => Ok(()),
-            Err(_ended) => Err(Refused {
-                status: StatusCode::SERVICE_UNAVAILABLE,
-                reason: Arc::from("this node has ended its subscription at the next relay"),
-            }),
+    pub(crate) async fn outcome(&mut self) -> Outcome {
+        match self.progress.wait_for(|progress| !matches!(progress, Progress::Connecting)).await.as_deref() {
+            Ok(Progress::Refused(refused)) if self.is_own => Outcome::Refused(refused.clone()),
+            Ok(Progress::Refused(_)) | Err(_) => Outcome::Gone,
+            Ok(_) => Outcome::Follows,
         }
     }
 }

@@ -76,8 +76,8 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
     Ok(response)
 }
 
-/// A request that the next relay serves, and not this node: a publication, a member of a group, and the refresh of a
-/// subscription that began there. It must be sent without `Origin`, since this node has judged its page.
+/// A request that the next relay serves, and not this node: a member of a group, and the refresh of a subscription that
+/// began there. It must be sent without `Origin`, since this node has judged its page.
 pub struct ForNext(Page);
 
 impl ForNext {
@@ -87,12 +87,7 @@ impl ForNext {
     /// Its page may not use the relay.
     pub fn of(request: &RelayRequest<'_>) -> Result<Option<Self>, Error> {
         let facts = &request.entry.facts;
-        let is_for_next = request.next.is_some()
-            && match facts.method {
-                Method::PUT | Method::POST => true,
-                Method::GET => subscribe::is_for_next(request),
-                _ => false,
-            };
+        let is_for_next = request.next.is_some() && facts.method == Method::GET && subscribe::is_for_next(request);
         if is_for_next { Ok(Some(Self(Page::of(facts, &request.settings.origins)?))) } else { Ok(None) }
     }
 

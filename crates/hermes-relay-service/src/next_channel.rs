@@ -11,18 +11,23 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
 use hermes_relay::fields::{
-    DELIVER, EVENT_ID, LAST_EVENT_ID, MISSED, RELAY, SUBSCRIBE, SUBSCRIBERS, SUBSCRIPTION, TIMEOUT,
+    DELIVER, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, RELAY, SUBSCRIBE, SUBSCRIBERS_BEHIND,
+    SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::multipart::{MalformedPart, Parser, Part};
-use hermes_relay::{EventId, FedPublication, NewPublication};
+use hermes_relay::{EventId, FedPublication, NewPublication, Relay, Reserved};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, VIA};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Limited};
 
 use crate::feeds::Refused;
 use crate::next_relay::{NextRelay, NextResponse};
+
+/// The bytes of the reason of a refusal, and the time for them.
+const MAX_REASON: usize = 1 << 10;
+const REASON_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A channel at the next relay.
 #[derive(Clone)]
@@ -68,14 +73,35 @@ impl NextChannel {
 
     fn send(&self, standing: Standing, fields: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> NextResponse {
         let mut facts = self.facts.clone();
+        let behind = u32::try_from(standing.subscribers).unwrap_or(u32::MAX);
         facts.headers.insert(TIMEOUT, standing.timeout.as_secs().into());
-        facts.headers.insert(SUBSCRIBERS, standing.subscribers.into());
+        facts.headers.insert(SUBSCRIBERS_BEHIND, behind.into());
         facts.headers.extend(fields);
         self.next.send(facts, Bytes::new())
     }
 
-    /// Subscribes after a position, or to later publications alone.
-    pub(crate) fn subscribe(&self, standing: Standing, after: Option<EventId>) -> NextResponse {
+    /// Subscribes after a position, or to later publications alone. If the timeout is too long for the next relay, it is
+    /// the longest that it allows.
+    ///
+    /// # Errors
+    /// The next relay refuses it.
+    pub(crate) async fn subscribe(
+        self,
+        mut standing: Standing,
+        after: Option<EventId>,
+        relay: Arc<Relay>,
+        max_bytes: usize,
+    ) -> Result<Accepted, Refused> {
+        let mut response = self.ask(standing, after).await;
+        let longest = response.as_ref().ok().and_then(|response| response.headers().get(MAX_TIMEOUT)).and_then(number);
+        if let Some(longest) = longest.filter(|longest| *longest > 0) {
+            standing.timeout = standing.timeout.min(Duration::from_secs(longest));
+            response = self.ask(standing, after).await;
+        }
+        accepted(response, standing.timeout, relay, max_bytes).await
+    }
+
+    fn ask(&self, standing: Standing, after: Option<EventId>) -> NextResponse {
         let is_true = (SUBSCRIBE, HeaderValue::from_static("true"));
         let accept = (ACCEPT, HeaderValue::from_static("multipart/mixed"));
         // Digits and a hyphen.
@@ -95,18 +121,25 @@ pub(crate) struct Accepted {
     pub(crate) id: HeaderValue,
     /// The position after which it delivers.
     pub(crate) position: EventId,
+    pub(crate) timeout: Duration,
+    /// The time between heartbeats, if the next relay tells it.
+    pub(crate) heartbeat: Option<Duration>,
     pub(crate) deliveries: NextDeliveries,
 }
 
 /// Reads the response to a subscription. Publications of more than `max_bytes` count as missed.
-pub(crate) fn accepted(response: Result<Response<Body>, Error>, max_bytes: usize) -> Result<Accepted, Refused> {
+async fn accepted(
+    response: Result<Response<Body>, Error>,
+    timeout: Duration,
+    relay: Arc<Relay>,
+    max_bytes: usize,
+) -> Result<Accepted, Refused> {
     let response = response.map_err(|error| Refused {
         status: error.status(),
         reason: format!("the next relay cannot be reached: {error}").into(),
     })?;
     if response.status() != StatusCode::OK {
-        let reason = format!("the next relay responded {} to the subscription of this node", response.status());
-        return Err(Refused { status: response.status(), reason: reason.into() });
+        return Err(refused(response).await);
     }
     let (head, body) = response.into_parts();
     let of_relay = || {
@@ -118,7 +151,27 @@ pub(crate) fn accepted(response: Result<Response<Body>, Error>, max_bytes: usize
         status: StatusCode::BAD_GATEWAY,
         reason: Arc::from("the response of the next relay is not that of a relay; check `relay.upstream`"),
     })?;
-    Ok(Accepted { id, position, deliveries: NextDeliveries { body, parser } })
+    let heartbeat = head.headers.get(HEARTBEAT).and_then(number).map(Duration::from_secs);
+    let reserved = relay.reserve();
+    Ok(Accepted { id, position, timeout, heartbeat, deliveries: NextDeliveries { body, parser, relay, reserved } })
+}
+
+/// A refusal of the next relay, with the reason that it gives.
+pub(crate) async fn refused(response: Response<Body>) -> Refused {
+    let status = response.status();
+    if !status.is_client_error() && !status.is_server_error() {
+        let reason = format!("the next relay responded {status}, as no relay does; check `relay.upstream`");
+        return Refused { status: StatusCode::BAD_GATEWAY, reason: reason.into() };
+    }
+    let text = Limited::new(response.into_body(), MAX_REASON).collect();
+    let text = tokio::time::timeout(REASON_TIMEOUT, text).await.ok().and_then(Result::ok);
+    let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).trim().to_owned()).unwrap_or_default();
+    let colon = if text.is_empty() { "" } else { ": " };
+    Refused { status, reason: format!("the next relay responded {status}{colon}{text}").into() }
+}
+
+fn number(value: &HeaderValue) -> Option<u64> {
+    value.to_str().ok()?.parse().ok()
 }
 
 /// A delivery of the next relay.
@@ -138,6 +191,9 @@ pub(crate) enum NextDelivery {
 pub(crate) struct NextDeliveries {
     body: Body,
     parser: Parser,
+    relay: Arc<Relay>,
+    /// The memory of what waits for the rest of its part.
+    reserved: Reserved,
 }
 
 impl NextDeliveries {
@@ -146,9 +202,15 @@ impl NextDeliveries {
         if let Some(delivery) = self.take_part().map_err(|error| format!("malformed publication: {error}"))? {
             return Poll::Ready(Ok(delivery));
         }
+        if self.parser.has_ended() {
+            return Poll::Ready(Err("the next relay ended the subscription".to_owned()));
+        }
         match ready!(std::pin::pin!(self.body.frame()).poll(cx)) {
             Some(Ok(frame)) => {
                 self.parser.push(frame.data_ref().map_or(&[][..], |data| data));
+                self.reserved = self.relay.reserve();
+                // Without memory, publications are refused; this one has arrived already.
+                let _ = self.relay.reserve_more(&mut self.reserved, self.parser.buffered() as u64);
                 Poll::Ready(Ok(NextDelivery::Nothing))
             }
             Some(Err(error)) => Poll::Ready(Err(error.to_string())),

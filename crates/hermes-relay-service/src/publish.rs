@@ -13,18 +13,20 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::RelayMode;
-use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
+use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
 use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::metrics::{Metrics, ResultLabels, RouteLabels};
 use hermes_transport::runtime::Shared;
-use http::header::{CONTENT_LENGTH, HeaderName, ORIGIN};
+use http::header::{CONTENT_LENGTH, EXPECT, HeaderName, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
+use crate::feeds::Refused;
+use crate::next_channel::refused as refused_by_next;
 use crate::next_relay::NextRelay;
 use crate::registry::RelayClock;
 use crate::{RelayRequest, channel, refusal, text};
@@ -68,12 +70,38 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     let content = NewPublication { headers, body };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
-    let published = outlet.publish_here(content).await;
+    let published = outlet.publish(without_page((**facts).clone()), content).await;
     request.entry.set_held(false);
     match published {
         Ok(receipt) => Ok(answer(receipt)),
-        Err(error) => Ok(refused(&error)),
+        Err(NotPublished::Here(error)) => Ok(refused(&error)),
+        Err(NotPublished::AtNext(refused)) => Ok(refusal(refused.status, format!("{}\n", refused.reason))),
+        Err(NotPublished::Unreachable(error)) => Err(error),
     }
+}
+
+/// The request of a publication for the next relay. The page was judged here, and the body has arrived.
+fn without_page(mut facts: Facts) -> Facts {
+    for name in [ORIGIN, EXPECT] {
+        facts.headers.remove(name);
+    }
+    facts
+}
+
+/// The request of a publication through a WebSocket that this request opened. It is decided like a POST, whose other
+/// fields are those of the route.
+pub(crate) fn of_socket(facts: &Facts, content: &NewPublication) -> Facts {
+    let mut facts = without_page(facts.clone());
+    facts.method = Method::POST;
+    let is_of_socket = |name: &HeaderName| {
+        name.as_str().starts_with("sec-websocket-") || [LAST_EVENT_ID, DELIVER, GROUP, RELAY].contains(name)
+    };
+    let names: Vec<HeaderName> = facts.headers.keys().filter(|name| is_of_socket(name)).cloned().collect();
+    for name in names {
+        facts.headers.remove(name);
+    }
+    facts.headers.extend(content.headers.clone());
+    facts
 }
 
 /// A channel to publish to, in one mode.
@@ -86,8 +114,6 @@ pub(crate) struct Outlet {
     route: Arc<str>,
     clock: RelayClock,
     shared: Arc<Shared>,
-    /// The request of the client that publishes.
-    facts: Rc<Facts>,
     /// The way to the next relay, if this one is not the root.
     next: Option<Rc<dyn NextRelay>>,
 }
@@ -99,8 +125,8 @@ pub(crate) enum NotPublished {
     #[error("{0}")]
     Here(#[from] PublishError),
     /// The next relay refuses it.
-    #[error("the next relay responded {0}")]
-    AtNext(StatusCode),
+    #[error("{}", .0.reason)]
+    AtNext(Refused),
     /// It may have been published, if the next relay broke off before it responded.
     #[error("the next relay cannot be reached: {0}")]
     Unreachable(Error),
@@ -116,7 +142,6 @@ impl Outlet {
             route: request.route.name.clone(),
             clock: request.relays.clock(),
             shared: request.worker.shared.clone(),
-            facts: request.entry.facts.clone(),
             next: request.next.clone(),
         }
     }
@@ -125,28 +150,12 @@ impl Outlet {
         &self.route
     }
 
-    /// Publishes at the root of the tree.
-    pub(crate) async fn publish(&self, content: NewPublication) -> Result<Receipt, NotPublished> {
-        match &self.next {
-            None => Ok(self.publish_here(content).await?),
-            Some(next) => self.publish_at(next, content).await,
-        }
-    }
-
-    /// Publishes as the client, whose request opened a WebSocket.
-    async fn publish_at(&self, next: &Rc<dyn NextRelay>, content: NewPublication) -> Result<Receipt, NotPublished> {
-        let mut facts = (*self.facts).clone();
-        facts.method = Method::POST;
-        let of_request =
-            |name: &HeaderName| name.as_str().starts_with("sec-websocket-") || [LAST_EVENT_ID, ORIGIN].contains(name);
-        let names: Vec<HeaderName> = facts.headers.keys().filter(|name| of_request(name)).cloned().collect();
-        names.iter().for_each(|name| drop(facts.headers.remove(name)));
-        let mode = if self.mode == RelayMode::Reliable { "reliable" } else { "realtime" };
-        facts.headers.insert(RELAY, HeaderValue::from_static(mode));
-        facts.headers.extend(content.headers);
+    /// Publishes at the root of the tree, as the client of `facts`.
+    pub(crate) async fn publish(&self, facts: Facts, content: NewPublication) -> Result<Receipt, NotPublished> {
+        let Some(next) = &self.next else { return Ok(self.publish_here(content).await?) };
         let response = next.send(facts, content.body).await.map_err(NotPublished::Unreachable)?;
         if !response.status().is_success() {
-            return Err(NotPublished::AtNext(response.status()));
+            return Err(NotPublished::AtNext(refused_by_next(response).await));
         }
         let text = |name: &HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
         let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok()).unwrap_or_default();

@@ -3,7 +3,7 @@
 //! In: snapshots, and routes of requests. Out: the relay of a route. It survives a reload, with new bounds; only a route
 //! that no longer is a relay, or has another next relay, ends it. Never: a relay that two routes share, or one of a route that the node no longer has.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -40,8 +40,8 @@ impl RelayClock {
 
 #[derive(Default)]
 struct RelayTable {
-    /// The routes that are relays now.
-    routes: HashSet<Arc<str>>,
+    /// The routes that are relays now, each with the upstream of its next relay.
+    routes: HashMap<Arc<str>, Option<Arc<str>>>,
     /// Relays by the name of their route. A relay begins with its first request.
     by_route: HashMap<Arc<str>, Arc<RouteRelay>>,
     is_closed: bool,
@@ -80,12 +80,13 @@ impl Relays {
     /// configuration before.
     pub(crate) fn of(&self, route: &Arc<str>, settings: &RelaySettings) -> Arc<RouteRelay> {
         let mut table = self.lock();
-        if let Some(of_route) = table.by_route.get(route) {
+        let upstream = upstream_of(settings);
+        let is_current = !table.is_closed && table.routes.get(route) == Some(&upstream);
+        if let Some(of_route) = table.by_route.get(route).filter(|_| is_current) {
             return of_route.clone();
         }
-        let (relay, upstream) = (Relay::new(limits(settings)), upstream_of(settings));
-        let of_route = Arc::new(RouteRelay { relay, feeds: Feeds::default(), upstream });
-        if table.is_closed || !table.routes.contains(route) {
+        let of_route = Arc::new(RouteRelay { relay: Relay::new(limits(settings)), feeds: Feeds::default(), upstream });
+        if !is_current {
             of_route.relay.close();
         } else {
             table.by_route.insert(route.clone(), of_route.clone());
@@ -104,7 +105,7 @@ impl Relays {
             })
             .collect();
         let mut table = self.lock();
-        table.routes = wanted.keys().map(|name| (*name).clone()).collect();
+        table.routes = wanted.iter().map(|(name, settings)| ((*name).clone(), upstream_of(settings))).collect();
         table.by_route.retain(|name, of_route| match wanted.get(name) {
             // In another tree, identifiers have other meanings.
             Some(settings) if of_route.upstream == upstream_of(settings) => {

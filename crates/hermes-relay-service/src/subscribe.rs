@@ -11,8 +11,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_model::facts::PathAndQuery;
 use hermes_relay::fields::{
-    BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIBERS, SUBSCRIPTION,
-    TIMEOUT,
+    BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIBERS_BEHIND,
+    SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::Framing;
 use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
@@ -24,14 +24,16 @@ use http_body::{Frame, SizeHint};
 
 use crate::backfill::Backfill;
 use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
-use crate::feeds::{FeedHandle, Refused};
-use crate::next_channel::NextChannel;
+use crate::feeds::{FeedHandle, Outcome, Refused};
+use crate::next_channel::{NextChannel, Standing};
 use crate::{INCREMENTAL, RelayRequest, channel, lines, refusal, subject, text, upstream};
 
 /// Bytes of publications after which a frame of the body is full.
 const FRAME_BYTES: usize = 64 << 10;
 /// The channels that one subscription may name.
 const MAX_CHANNELS: usize = 64;
+/// The timeout of a subscription that only shows whether the next relay accepts it.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Characters of the name of a group.
 const MAX_GROUP: usize = 64;
 
@@ -56,7 +58,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
         return Ok(refusal(StatusCode::NOT_ACCEPTABLE, reason));
     };
     match begin(request).await? {
-        Ok(begun) => Ok(stream(begun, framing)),
+        Ok(begun) => Ok(stream(request, begun, framing)?),
         Err(error) => Ok(not_begun(request, &error)),
     }
 }
@@ -108,10 +110,11 @@ pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, No
     };
     let clock = request.relays.clock();
     Ok(join(request, &wanted, &paths).await.map(|(subscription, nexts)| {
+        let relay = &request.relays.of(&request.route.name, request.settings).relay;
         let max_bytes = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
         let lacking = subscription.channels().zip(subscription.lacks()).zip(&nexts);
         let backfills = lacking.filter_map(|(((channel, start), until), next)| {
-            Some(Backfill::new(next, channel.clone(), start, until?, max_bytes))
+            Some(Backfill::new(next, channel.clone(), start, until?, relay.clone(), max_bytes))
         });
         let backfills = backfills.collect();
         let scope = DeliveryScope {
@@ -137,13 +140,24 @@ async fn join(
     let clock = request.relays.clock();
     let next_of = |path| Some(NextChannel::new(request.next.clone()?, &request.entry.facts, path));
     let nexts: Vec<NextChannel> = paths.iter().filter_map(next_of).collect();
-    loop {
+    // A client that may not subscribe must not make this node subscribe.
+    of_route.relay.may_subscribe(wanted).map_err(NotBegun::Here)?;
+    'attempts: loop {
         let mut feeds = Vec::new();
         for ((channel, _), next) in wanted.channels.iter().zip(&nexts) {
             feeds.push(upstream::feed(request, &of_route, next.clone(), channel).map_err(NotBegun::Here)?);
         }
-        for feed in &mut feeds {
-            feed.follows().await.map_err(NotBegun::AtNext)?;
+        for (feed, next) in feeds.iter_mut().zip(&nexts) {
+            // In a loop of relays, each would wait for the feed that a client of the next one has begun.
+            if feed.is_begun_by_another() && wanted.behind.is_some() {
+                let probe = Standing { timeout: PROBE_TIMEOUT, subscribers: 0 };
+                next.clone().subscribe(probe, None, of_route.relay.clone(), 0).await.map_err(NotBegun::AtNext)?;
+            }
+            match feed.outcome().await {
+                Outcome::Follows => {}
+                Outcome::Refused(refused) => return Err(NotBegun::AtNext(refused)),
+                Outcome::Gone => continue 'attempts,
+            }
         }
         let subscription = of_route.relay.subscribe(wanted.clone(), clock.now()).map_err(NotBegun::Here)?;
         let is_fed = |(channel, feed): (&(Arc<str>, _), &FeedHandle)| of_route.feeds.has(&channel.0, feed);
@@ -157,10 +171,10 @@ async fn join(
 /// The number of subscribers behind a relaying node. `None` for other clients, whose claim is not believed.
 fn behind(request: &RelayRequest<'_>) -> Result<Option<u64>, Error> {
     let facts = &request.entry.facts;
-    let Some(number) = text(&facts.headers, &SUBSCRIBERS)?.filter(|_| facts.trust.is_believed()) else {
+    let Some(number) = text(&facts.headers, &SUBSCRIBERS_BEHIND)?.filter(|_| facts.trust.is_believed()) else {
         return Ok(None);
     };
-    let malformed = || Error::Malformed(format!("{SUBSCRIBERS} must be a number"));
+    let malformed = || Error::Malformed(format!("{SUBSCRIBERS_BEHIND} must be a number"));
     number.parse::<u32>().map(|number| Some(number.into())).map_err(|_| malformed())
 }
 
@@ -294,7 +308,7 @@ fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Er
     Ok(ids)
 }
 
-fn stream(begun: Begun, framing: Framing) -> Response<Body> {
+fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing) -> Result<Response<Body>, Error> {
     let Begun { deliveries, timeout } = begun;
     let (content_type, start) = (framing.content_type(), deliveries.position());
     let id = deliveries.subscription.id().to_string();
@@ -309,11 +323,14 @@ fn stream(begun: Begun, framing: Framing) -> Response<Body> {
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(INCREMENTAL, HeaderValue::from_static("?1"));
     headers.insert(TIMEOUT, timeout.as_secs().into());
+    if behind(request)?.is_some() {
+        headers.insert(HEARTBEAT, request.settings.heartbeat.as_secs().max(1).into());
+    }
     // Hexadecimal digits, hyphens and commas.
     for (name, value) in [(SUBSCRIPTION, id), (EVENT_ID, start)] {
         headers.extend(HeaderValue::try_from(value).ok().map(|value| (name, value)));
     }
-    response
+    Ok(response)
 }
 
 /// The body of a subscription.

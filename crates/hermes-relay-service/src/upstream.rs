@@ -11,18 +11,17 @@ use std::task::{Poll, ready};
 use std::time::Duration;
 
 use hermes_net::backoff::Backoff;
-use hermes_relay::fields::MAX_TIMEOUT;
 use hermes_relay::{EventId, FedPublication, Feed, PublishError, PublishProgress, SubscribeError};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use hermes_transport::runtime::WorkerContext;
-use http::{HeaderValue, Response, StatusCode};
+use http::{Response, StatusCode};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::RelayRequest;
 use crate::feeds::{FeedHandle, Progress, Refused};
-use crate::next_channel::{Accepted, NextChannel, NextDelivery, Standing, accepted};
+use crate::next_channel::{Accepted, NextChannel, NextDelivery, Standing};
 use crate::next_relay::NextResponse;
 use crate::publish::count;
 use crate::registry::{RelayClock, RouteRelay};
@@ -31,8 +30,10 @@ use crate::registry::{RelayClock, RouteRelay};
 const TIMEOUT_AT_NEXT: Duration = Duration::from_secs(60);
 /// The time for which a feed without subscribers goes on: a client that reconnects finds it.
 const LINGER: Duration = Duration::from_secs(5);
-/// The heartbeats that may be missing before the subscription counts as broken.
+/// The heartbeats of the next relay that may be missing before the subscription counts as broken.
 const MISSING_HEARTBEATS: u32 = 4;
+/// The pause after which a publication is tried again for which the relay had no memory.
+const MEMORY_PAUSE: Duration = Duration::from_millis(100);
 /// Shortest and longest pause between two attempts to subscribe again.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
@@ -60,9 +61,7 @@ pub(crate) fn feed(
             feed,
             progress,
             clock,
-            timeout: TIMEOUT_AT_NEXT,
             max_bytes: usize::try_from(request.settings.unit).unwrap_or(usize::MAX),
-            max_silence: request.settings.heartbeat * MISSING_HEARTBEATS,
         };
         request.worker.spawn(task.run());
         Ok(())
@@ -81,10 +80,7 @@ struct FeedTask {
     audience: watch::Receiver<u64>,
     progress: watch::Sender<Progress>,
     clock: RelayClock,
-    /// The timeout that the next relay allows.
-    timeout: Duration,
     max_bytes: usize,
-    max_silence: Duration,
 }
 
 /// The reason why a subscription at the next relay ends.
@@ -109,7 +105,7 @@ impl Drop for FeedTask {
 }
 
 impl FeedTask {
-    async fn run(mut self) {
+    async fn run(self) {
         let mut after = None;
         self.worker.shared.metrics.relay_upstream_subscriptions.inc();
         let mut attempts = Backoff::new(MIN_PAUSE, MAX_PAUSE);
@@ -139,66 +135,69 @@ impl FeedTask {
                 "the subscription at the next relay broke off"
             );
             self.progress.send_replace(Progress::Connecting);
-            tokio::select! {
-                () = attempts.due() => {}
-                () = idle(&mut self.audience) => {
-                    if self.retire() {
-                        return;
-                    }
-                }
+            if self.retire() {
+                return;
             }
+            attempts.due().await;
             after = Some(self.feed.position());
         }
     }
 
     /// Removes the feed if the channel has no subscriber. A client that has found it meanwhile looks for it again.
     fn retire(&self) -> bool {
-        self.of_route.feeds.remove_if(&self.channel, &self.progress, || *self.audience.borrow() == 0)
+        self.of_route.feeds.remove_if(&self.channel, &self.progress, || self.is_unused())
+    }
+
+    /// Whether nobody subscribes to the channel, and no client waits for the feed.
+    fn is_unused(&self) -> bool {
+        // The table of feeds has one receiver.
+        *self.audience.borrow() == 0 && self.progress.receiver_count() <= 1
     }
 
     fn standing(&self) -> Standing {
-        // The first subscriber joins when the feed stands.
-        Standing { timeout: self.timeout, subscribers: (*self.audience.borrow()).max(1) }
+        // A client that waits for the feed joins when it stands.
+        let subscribers = (*self.audience.borrow()).max(u64::from(!self.is_unused()));
+        Standing { timeout: TIMEOUT_AT_NEXT, subscribers }
     }
 
     /// Begins the subscription.
-    async fn subscribe(&mut self, after: Option<EventId>) -> Result<Accepted, Refused> {
-        let mut response = self.next.subscribe(self.standing(), after).await;
-        let longest = response.as_ref().ok().and_then(|response| response.headers().get(MAX_TIMEOUT)).and_then(number);
-        if let Some(longest) = longest.filter(|longest| *longest > 0) {
-            self.timeout = self.timeout.min(Duration::from_secs(longest));
-            response = self.next.subscribe(self.standing(), after).await;
-        }
-        let accepted = accepted(response, self.max_bytes)?;
+    async fn subscribe(&self, after: Option<EventId>) -> Result<Accepted, Refused> {
+        let relay = self.of_route.relay.clone();
+        let accepted = self.next.clone().subscribe(self.standing(), after, relay, self.max_bytes).await?;
         self.feed.begin_at(accepted.position, self.clock.now());
         Ok(accepted)
     }
 
     /// Passes publications on until the subscription ends.
     async fn follow(&self, accepted: Accepted) -> FeedEnd {
-        let Accepted { id, mut deliveries, .. } = accepted;
+        let Accepted { id, timeout, heartbeat, mut deliveries, .. } = accepted;
+        let max_silence = heartbeat.map_or(TIMEOUT_AT_NEXT, |heartbeat| heartbeat * MISSING_HEARTBEATS);
+        let standing = || Standing { timeout, ..self.standing() };
         let mut audience = self.audience.clone();
         audience.mark_unchanged();
-        let mut refresh_at = Instant::now() + self.timeout / 3;
-        let mut silent_at = Instant::now() + self.max_silence;
-        let mut idle_at = Instant::now() + LINGER;
+        let mut refresh_at = Instant::now() + timeout / 3;
+        let mut silent_at = Instant::now() + max_silence;
+        // Whoever waits for the feed joins at once.
+        let mut idle_at = Instant::now();
         let mut refreshing: Option<NextResponse> = None;
         let mut pending: Option<FedPublication> = None;
         loop {
             let has_pending = pending.is_some();
-            let is_idle = *audience.borrow() == 0;
+            let is_idle = self.is_unused();
             tokio::select! {
                 published = self.publish(pending.as_ref()), if has_pending => {
                     pending = None;
-                    silent_at = Instant::now() + self.max_silence;
-                    // Without memory, the subscribers have learned of a gap.
-                    if let Err(PublishError::Closed) = published {
-                        return FeedEnd::Idle;
+                    silent_at = Instant::now() + max_silence;
+                    match published {
+                        // The subscribers have learned of a gap.
+                        Err(PublishError::Memory(_)) => self.worker.shared.metrics.limit("relay-memory"),
+                        Err(_closed) => return FeedEnd::Idle,
+                        Ok(()) => {}
                     }
                 }
                 // A publication that waits for room holds up the next relay.
                 delivery = std::future::poll_fn(|cx| deliveries.poll_next(cx)), if !has_pending => {
-                    silent_at = Instant::now() + self.max_silence;
+                    silent_at = Instant::now() + max_silence;
                     match delivery {
                         Ok(NextDelivery::Publication(publication)) => pending = Some(publication),
                         Ok(NextDelivery::Gap { missed, until }) => self.feed.gap(missed, until, self.clock.now()),
@@ -209,16 +208,16 @@ impl FeedTask {
                 refreshed = refreshed(&mut refreshing), if refreshing.is_some() => {
                     refreshing = None;
                     match refreshed.as_ref().map(Response::status) {
-                        Ok(status) if status.is_success() => refresh_at = Instant::now() + self.timeout / 3,
+                        Ok(status) if status.is_success() => refresh_at = Instant::now() + timeout / 3,
                         Ok(StatusCode::NOT_FOUND) => {
                             return FeedEnd::Broken("the next relay forgot the subscription".to_owned());
                         }
                         // Tried again before the timeout.
-                        _ => refresh_at = Instant::now() + self.timeout / 8,
+                        _ => refresh_at = Instant::now() + timeout / 8,
                     }
                 }
                 () = tokio::time::sleep_until(refresh_at), if refreshing.is_none() => {
-                    refreshing = Some(self.next.refresh(self.standing(), id.clone()));
+                    refreshing = Some(self.next.refresh(standing(), id.clone()));
                 }
                 // Another number of subscribers is told at once, but never by two requests at a time.
                 changed = audience.changed(), if refreshing.is_none() => {
@@ -255,6 +254,12 @@ impl FeedTask {
                         timer.as_mut().reset(Instant::now() + until.saturating_sub(now));
                         ready!(timer.as_mut().poll(cx));
                     }
+                    // The subscribers have not learned of a gap, so that it is published once there is memory.
+                    Err(PublishError::Memory(_)) if publication.is_reliable || publication.id.is_none() => {
+                        self.worker.shared.metrics.limit("relay-memory");
+                        timer.as_mut().reset(Instant::now() + MEMORY_PAUSE);
+                        ready!(timer.as_mut().poll(cx));
+                    }
                     Err(error) => return Poll::Ready(Err(error)),
                 }
             }
@@ -271,20 +276,6 @@ async fn refreshed(refreshing: &mut Option<NextResponse>) -> Result<Response<Bod
     }
 }
 
-/// Waits until a channel has had no subscriber for a while.
-async fn idle(audience: &mut watch::Receiver<u64>) {
-    loop {
-        if *audience.borrow_and_update() == 0 {
-            tokio::select! {
-                () = tokio::time::sleep(LINGER) => return,
-                changed = audience.changed() => if changed.is_err() { return },
-            }
-        } else if audience.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
 /// Whether another attempt would be refused, too.
 fn is_final(status: StatusCode) -> bool {
     let is_temporary = matches!(
@@ -292,8 +283,4 @@ fn is_final(status: StatusCode) -> bool {
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS | StatusCode::NOT_FOUND
     );
     status == StatusCode::LOOP_DETECTED || status.is_client_error() && !is_temporary
-}
-
-fn number(value: &HeaderValue) -> Option<u64> {
-    value.to_str().ok()?.parse().ok()
 }

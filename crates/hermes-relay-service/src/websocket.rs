@@ -29,7 +29,7 @@ use tungstenite::protocol::{CloseFrame, Role, WebSocket, WebSocketConfig};
 use tungstenite::{Error as SocketError, Message};
 
 use crate::deliveries::{Deliveries, Ended, would_lead_to};
-use crate::publish::{NotPublished, Outlet};
+use crate::publish::{NotPublished, Outlet, of_socket};
 use crate::subscribe::Begun;
 use crate::{RelayRequest, channel};
 
@@ -197,11 +197,11 @@ impl RelaySocket {
         // A copy: the message is a part of a larger buffer.
         let mut content = NewPublication { body: Bytes::copy_from_slice(&body), ..NewPublication::default() };
         content.headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-        let outlet = self.outlet.clone();
+        let (outlet, facts) = (self.outlet.clone(), of_socket(&self.entry.facts, &content));
         self.publishing = Some(Box::pin(async move {
             // Publications that wait for room count, too.
             let _reserved = reserved;
-            outlet.publish(content).await
+            outlet.publish(facts, content).await
         }));
     }
 

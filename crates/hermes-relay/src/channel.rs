@@ -132,6 +132,11 @@ struct Member {
 }
 
 impl Member {
+    /// Whether it may get jobs. A relaying node without subscribers would keep them.
+    fn takes_jobs(&self) -> bool {
+        self.weight > 0
+    }
+
     fn has(&self, id: EventId) -> bool {
         self.skip_until.is_some_and(|until| id.sequence <= until)
     }
@@ -218,15 +223,10 @@ impl Channel {
                 queue.push(Delivery::Publication(publication.clone()), now);
             }
         }
-        let ours = |job: &(Option<Arc<str>>, Arc<Publication>)| job.0 == group;
-        let (taken, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut state.orphans).into_iter().partition(ours);
-        state.orphans = rest;
-        for (_, job) in taken {
-            queue.push(Delivery::Publication(job), now);
-        }
         state.next_member += 1;
         state.groups.entry(group.clone()).or_default().members += 1;
         state.members.insert(joined.number, Member { queue: queue.clone(), group, weight, skip_until });
+        state.give_orphans(joined.number, now);
         state.subscribers += weight;
         self.report_audience(&state);
         state.used = now;
@@ -250,12 +250,13 @@ impl Channel {
     }
 
     /// Changes the number of subscribers that a member stands for.
-    pub(crate) fn set_weight(&self, number: u64, weight: u64) {
+    pub(crate) fn set_weight(&self, number: u64, weight: u64, now: Duration) {
         let mut state = self.lock();
         let Some(member) = state.members.get_mut(&number) else { return };
         let before = std::mem::replace(&mut member.weight, weight);
         state.subscribers = state.subscribers - before + weight;
         self.report_audience(&state);
+        state.give_orphans(number, now);
     }
 
     /// Lets another relay number the publications.
@@ -340,6 +341,7 @@ impl Channel {
                 for number in &takers {
                     state.give(*number, &job, limits, now);
                 }
+                state.keep_fed(place, &takers, &job, limits, now);
                 let (subscribers, delivered) = (state.weight_of(room.keys()), takers.len() as u64);
                 Receipt { id: None, subscribers, delivered, dropped: full_groups }
             }
@@ -395,6 +397,7 @@ impl Channel {
                 receipt.delivered = targets.len() as u64;
                 let job = Arc::new(Publication::new(self.name.clone(), None, content.clone(), true, memory));
                 targets.iter().for_each(|number| state.give(*number, &job, limits, now));
+                state.keep_fed(place, &targets, &job, limits, now);
             }
         }
         PublishProgress::Done(receipt)
@@ -529,11 +532,30 @@ impl ChannelState {
         self.members.iter().filter_map(of).collect()
     }
 
+    /// Gives a member the jobs that wait for one of its group.
+    fn give_orphans(&mut self, number: u64, now: Duration) {
+        let Some(member) = self.members.get(&number).filter(|member| member.takes_jobs()) else { return };
+        let ours = |job: &(Option<Arc<str>>, Arc<Publication>)| job.0 == member.group;
+        let (taken, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.orphans).into_iter().partition(ours);
+        for (_, job) in taken {
+            member.queue.push(Delivery::Publication(job), now);
+        }
+        self.orphans = rest;
+    }
+
+    /// Keeps a job of the relay that feeds this channel for the next member: the publisher has been told that it was
+    /// delivered.
+    fn keep_fed(&mut self, place: Place, takers: &[u64], job: &Arc<Publication>, limits: &RelayLimits, now: Duration) {
+        if takers.is_empty() && matches!(place, Place::Fed(_)) {
+            self.hand_on(&None, vec![job.clone()], limits, now);
+        }
+    }
+
     /// The next member with room of each group, in turn; and the members of groups that are all full.
     fn takers(&self, room: &BTreeMap<u64, usize>) -> Takers {
         let mut groups: BTreeMap<&Option<Arc<str>>, Vec<(u64, usize)>> = BTreeMap::new();
         for (number, free) in room {
-            if let Some(member) = self.members.get(number) {
+            if let Some(member) = self.members.get(number).filter(|member| member.takes_jobs()) {
                 groups.entry(&member.group).or_default().push((*number, *free));
             }
         }
@@ -570,7 +592,7 @@ impl ChannelState {
         let mut members: Vec<(usize, &Member)> = self
             .members
             .values()
-            .filter(|member| member.group == *group)
+            .filter(|member| member.group == *group && member.takes_jobs())
             .filter_map(|member| Some((member.queue.room(bytes, now)?, member)))
             .collect();
         members.sort_by_key(|(free, _)| std::cmp::Reverse(*free));

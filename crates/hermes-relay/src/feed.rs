@@ -65,7 +65,8 @@ impl Feed {
     /// Publishes. A reliable publication waits until all queues have room; `publisher` is woken when that may be so.
     ///
     /// # Errors
-    /// The relay has no memory, and the subscribers learn that they miss the publication; or it has been closed.
+    /// The relay has no memory, or it has been closed. Without memory, the subscribers learn that they miss a realtime
+    /// publication; the caller is to try again with other ones.
     pub fn poll_publish(
         &self,
         publication: &FedPublication,
@@ -79,14 +80,14 @@ impl Feed {
                 let nobody = Receipt { id: Some(id), subscribers: 0, delivered: 0, dropped: 0 };
                 return Ok(PublishProgress::Done(nobody));
             }
-            if !is_same_epoch || id.sequence > ours.sequence + 1 {
+            if !is_same_epoch || id.sequence > ours.sequence.saturating_add(1) {
                 let before = EventId { sequence: id.sequence.saturating_sub(1), ..id };
                 let missed = is_same_epoch.then(|| before.sequence - ours.sequence);
                 self.channel.continue_after(missed, before, now);
             }
         }
         let published = self.relay.poll_publish_fed(&self.channel, publication, publisher, now);
-        if let (Err(PublishError::Memory(_)), Some(id)) = (&published, publication.id) {
+        if let (Err(PublishError::Memory(_)), Some(id), false) = (&published, publication.id, publication.is_reliable) {
             self.channel.continue_after(Some(1), id, now);
         }
         published

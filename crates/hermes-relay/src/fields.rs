@@ -24,8 +24,12 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 pub const RELAY: HeaderName = HeaderName::from_static("hermes-relay");
 /// The audience of a publication: `all`, or `one` of each group.
 pub const DELIVER: HeaderName = HeaderName::from_static("hermes-deliver");
-/// The number of subscribers: of a channel in a response, or behind a relaying node in its request.
+/// The number of subscribers of a channel.
 pub const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers");
+/// The number of subscribers behind a node that subscribes for them. Only nodes may send it.
+pub const SUBSCRIBERS_BEHIND: HeaderName = HeaderName::from_static("hermes-subscribers-behind");
+/// The time between heartbeats in seconds, for a node that subscribes for others.
+pub const HEARTBEAT: HeaderName = HeaderName::from_static("hermes-heartbeat");
 /// The number of subscribers in whose queues a publication is.
 pub const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");
 /// The identifier of a publication, or a position.

@@ -132,7 +132,10 @@ impl SubscriberQueue {
                 return false;
             }
             state.report_dropped(at);
-            state.push(Queued { delivery, at });
+            match delivery {
+                Delivery::Gap { channel, missed, until } => state.push_gap(channel, missed, until, at),
+                delivery => state.push(Queued { delivery, at }),
+            }
             state.is_reserved = false;
             state.reader.take()
         };
@@ -342,8 +345,20 @@ impl QueueState {
     /// Queues the gaps that publications left for which there was no room.
     fn report_dropped(&mut self, at: Duration) {
         for Dropped { channel, count, latest } in std::mem::take(&mut self.dropped) {
-            let delivery = Delivery::Gap { channel, missed: Some(count), until: latest };
-            self.waiting.push_back(Queued { delivery, at });
+            self.push_gap(channel, Some(count), latest, at);
+        }
+    }
+
+    /// Queues a gap, or extends the one that waits last, so that a client that reads nothing does not collect them.
+    fn push_gap(&mut self, channel: Arc<str>, missed: Option<u64>, until: EventId, at: Duration) {
+        if let Some(Queued { delivery: Delivery::Gap { channel: last, missed: earlier, until: end }, .. }) =
+            self.waiting.back_mut()
+            && *last == channel
+        {
+            *earlier = earlier.zip(missed).map(|(earlier, missed)| earlier.saturating_add(missed));
+            *end = until;
+        } else {
+            self.waiting.push_back(Queued { delivery: Delivery::Gap { channel, missed, until }, at });
         }
     }
 }

@@ -199,23 +199,9 @@ impl Relay {
         now: Duration,
     ) -> Result<Subscription, SubscribeError> {
         let mut table = self.lock();
-        let limits = table.limits.clone();
         table.now = now;
-        if table.is_closed {
-            return Err(SubscribeError::Closed);
-        }
-        if request.timeout > limits.max_timeout {
-            return Err(SubscribeError::TimeoutTooLong(limits.max_timeout));
-        }
-        let more = request.channels.len();
-        if table.memberships + more > limits.subscriptions {
-            return Err(SubscribeError::TooManySubscriptions(limits.subscriptions));
-        }
-        let of_subject = table.memberships_by_subject.get(&request.subject).copied().unwrap_or_default();
-        let counted = if request.behind.is_some() { 0 } else { more };
-        if counted > 0 && of_subject + counted > limits.subscriptions_per_subject {
-            return Err(SubscribeError::TooManyOfSubject(limits.subscriptions_per_subject));
-        }
+        let counted = table.admits(&request)?;
+        let (limits, more) = (table.limits.clone(), request.channels.len());
         let mut channels = Vec::with_capacity(request.channels.len());
         for (name, after) in request.channels {
             let channel = table.channel(&name, request.epoch, now);
@@ -263,9 +249,19 @@ impl Relay {
             return Err(SubscribeError::Unknown);
         }
         if let Some(weight) = behind {
-            memberships.iter().for_each(|membership| membership.channel.set_weight(membership.joined.number, weight));
+            memberships
+                .iter()
+                .for_each(|membership| membership.channel.set_weight(membership.joined.number, weight, now));
         }
         Ok(())
+    }
+
+    /// Whether a bound of the relay, or of its client, would refuse the subscription now.
+    ///
+    /// # Errors
+    /// The bound.
+    pub fn may_subscribe(&self, request: &SubscribeRequest) -> Result<(), SubscribeError> {
+        self.lock().admits(request).map(drop)
     }
 
     /// Whether the relay has this subscription.
@@ -481,6 +477,27 @@ fn nobody(audience: Audience, epoch: u64) -> Receipt {
 }
 
 impl Table {
+    /// Checks the bounds of a subscription, and returns the number of channels that count for its subject.
+    fn admits(&self, request: &SubscribeRequest) -> Result<usize, SubscribeError> {
+        let limits = &self.limits;
+        if self.is_closed {
+            return Err(SubscribeError::Closed);
+        }
+        if request.timeout > limits.max_timeout {
+            return Err(SubscribeError::TimeoutTooLong(limits.max_timeout));
+        }
+        let more = request.channels.len();
+        if self.memberships + more > limits.subscriptions {
+            return Err(SubscribeError::TooManySubscriptions(limits.subscriptions));
+        }
+        let of_subject = self.memberships_by_subject.get(&request.subject).copied().unwrap_or_default();
+        let counted = if request.behind.is_some() { 0 } else { more };
+        if counted > 0 && of_subject + counted > limits.subscriptions_per_subject {
+            return Err(SubscribeError::TooManyOfSubject(limits.subscriptions_per_subject));
+        }
+        Ok(counted)
+    }
+
     /// Finds or begins a channel. `None` if there are too many.
     fn channel(&mut self, name: &str, epoch: u64, now: Duration) -> Option<Arc<Channel>> {
         if let Some(channel) = self.channels.get(name) {

@@ -97,5 +97,12 @@ fn next_relay(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> O
             format!("upstream {name} has protocol tcp, but the next relay is an HTTP server; use h1, h2 or h3");
         report.problem(at, message);
     }
+    if upstream.endpoints.len() > 1 {
+        let message = format!(
+            "upstream {name} has several endpoints, but the next relay is one node, which has all channels; keep one \
+             endpoint, and name others as its backup"
+        );
+        report.problem(at, message);
+    }
     Some(upstream)
 }

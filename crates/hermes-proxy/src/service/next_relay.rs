@@ -14,8 +14,8 @@ use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::headers;
 use hermes_transport::runtime::session::SessionEntry;
-use http::Response;
 use http::uri::Scheme;
+use http::{Method, Response};
 
 use super::forward::Forward;
 use crate::request::{Request, UpgradeKind};
@@ -47,6 +47,10 @@ async fn forward(worker: &Rc<Worker>, route: &Arc<str>, facts: Facts, body: Byte
     let request = Request { body, scheme, upgrade: UpgradeKind::None, ..Request::again(&entry) };
     let forward = Forward::new(worker, &generation, &entry, route, &request, None);
     let within = route.timeout.progress;
+    if forward.entry.facts.method != Method::GET {
+        // A publication waits for slow subscribers, for as long as its relay does.
+        return forward.to_upstream(upstream).await;
+    }
     match tokio::time::timeout(within, forward.to_upstream(upstream)).await {
         Ok(response) => response,
         Err(_elapsed) => Err(Error::NoProgress(within)),

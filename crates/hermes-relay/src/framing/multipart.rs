@@ -142,6 +142,11 @@ impl Parser {
         self.buffer.extend_from_slice(bytes);
     }
 
+    /// The number of bytes that wait for the rest of their part.
+    pub fn buffered(&self) -> usize {
+        self.buffer.len()
+    }
+
     /// Whether the last delimiter has been read.
     pub fn has_ended(&self) -> bool {
         self.has_ended
