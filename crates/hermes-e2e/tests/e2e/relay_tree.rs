@@ -262,6 +262,31 @@ async fn what_the_next_relay_refuses_is_refused_with_its_status() {
     assert!(status == 502 && body.contains("the next relay cannot be reached"), "{status} {body}");
 }
 
+/// A client cannot pass for many, even through a node that the relay believes.
+#[tokio::test]
+async fn only_nodes_say_how_many_subscribers_they_stand_for() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let root = root(&overlay).await;
+    let forwarding = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes: [{name: all, upstream: next}]
+upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
+";
+    let device = overlay.node("device").document(forwarding).with("NEXT", root.address("web")).start().await.unwrap();
+    let claim = ["--header", "hermes-subscribers-behind: 4294967295"];
+    let _claims = Subscriber::start(&device, "/events/a", &[&json(&[])[..], &claim].concat());
+    root.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+    let (_, head, _) = publish(&root, "/events/a", "x", &HOST).await;
+    assert_eq!(field(&head, "hermes-subscribers"), Some("1"), "{head}");
+    // A node, as an address that the listener trusts proves one.
+    let _node = Subscriber::new(&root, "/events/a", &[&json(&[])[..], &claim].concat(), 2).await;
+    let (_, head, _) = publish(&root, "/events/a", "x", &HOST).await;
+    assert_eq!(field(&head, "hermes-subscribers"), Some("4294967296"), "{head}");
+    let (status, _, _) =
+        curl(&root, "/events/a", &[&json(&[])[..], &["--header", "hermes-subscribers-behind: -1"]].concat()).await;
+    assert_eq!(status, 400);
+}
+
 /// Only one relay knows all members of a group.
 #[tokio::test]
 async fn a_group_has_members_at_several_nodes() {
