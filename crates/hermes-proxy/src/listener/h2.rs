@@ -4,7 +4,7 @@
 //! no task is spawned for a request. Concurrent streams, resets, header sizes and windows are limited (rapid reset,
 //! CONTINUATION flood: CVE-2023-44487, CVE-2024-24549 and similar).
 
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -219,7 +219,8 @@ async fn serve_stream(
             let mut to = Waiting { respond: &mut respond.respond, connection: &connection };
             let wait = Wait::new(&mut to, interim, (expects && !is_connect).then(|| body.clone()));
             drop(body);
-            match wait.for_served(pin!(session::serve(&worker, request))).await {
+            // Boxed: a stream that only sends its response needs half the memory.
+            match wait.for_served(Box::pin(session::serve(&worker, request)).as_mut()).await {
                 Some(served) => served,
                 None => return StreamOutcome::Cancelled,
             }

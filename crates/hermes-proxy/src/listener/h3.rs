@@ -234,7 +234,8 @@ async fn serve_head(
             request.early = tunnelled.as_mut().filter(|_| may_go).map(|recv| EarlyPayload::new(recv));
             let wait = Wait::new(&mut send, interim, (expects && !is_connect).then(|| body.clone()));
             drop(body);
-            match wait.for_served(pin!(session::serve(&worker, request))).await {
+            // Boxed: a stream that only sends its response needs half the memory.
+            match wait.for_served(Box::pin(session::serve(&worker, request)).as_mut()).await {
                 Some(served) => served,
                 None => return StreamOutcome::Cancelled,
             }
@@ -373,7 +374,7 @@ async fn serve_confirmed(
     let interim = Arc::new(Interim::default());
     request.interim = Some(interim.clone());
     let wait = Wait::new(send, interim, None);
-    wait.for_served(pin!(session::serve(worker, request))).await
+    wait.for_served(Box::pin(session::serve(worker, request)).as_mut()).await
 }
 
 fn fate_of(fault: Option<Fault>) -> Option<StreamOutcome> {
