@@ -1,8 +1,8 @@
 //! `hermes demo relay`: a chat and a voice-like stream over a tree of three relays.
 //!
-//! In: loopback. Out: what two shells and a page at different nodes got of a chat; the delay and the gaps of a stream of
-//! 50 packets of 160 bytes a second, beside UDP on the same machine, as text, JSON or a picture. Exit status 0 only if
-//! everything arrived, in order and once. Never: root, a fixed port, or a file outside of one directory.
+//! In: loopback. Out: the lines of a chat at two nodes; the delays and gaps of a stream of 50 packets of 160 bytes a
+//! second, beside UDP on the same machine. The output is text, JSON or a picture. Exit status 0 only if everything
+//! arrived, in order and once. Never: root, a fixed port, or a file outside of one directory.
 
 mod chat;
 mod figures;

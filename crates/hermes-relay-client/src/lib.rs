@@ -9,12 +9,13 @@ mod subscriber;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hermes_net::resolve::Resolver;
 use hermes_net::tls::{self, Roots, RustlsClientConfig, ServerIdentity};
 use hermes_net::{Io, dial};
+use hermes_signature::{CONTENT_DIGEST, SignedRequest, SigningKey, content_digest};
 use http::header::{HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -39,6 +40,8 @@ pub struct ClientOptions {
     pub ca: Option<PathBuf>,
     /// Fields of each request.
     pub headers: HeaderMap,
+    /// The key that signs each request, for self-certifying channels; `None` means no signature.
+    pub key: Option<Arc<SigningKey>>,
     /// The time for a connection, for the answer to a subscription, and for that to a refresh. A publication waits for as long as
     /// the relay does.
     pub patience: Duration,
@@ -46,7 +49,7 @@ pub struct ClientOptions {
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        Self { proxy: None, ca: None, headers: HeaderMap::new(), patience: Duration::from_secs(30) }
+        Self { proxy: None, ca: None, headers: HeaderMap::new(), key: None, patience: Duration::from_secs(30) }
     }
 }
 
@@ -156,7 +159,34 @@ impl Client {
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("hermes/", env!("CARGO_PKG_VERSION"))));
         headers.extend(fields);
         headers.extend(self.options.headers.clone());
+        if let Some(key) = &self.options.key {
+            self.sign(key, &mut request);
+        }
         request
+    }
+
+    fn sign(&self, key: &SigningKey, request: &mut Request<Full<Bytes>>) {
+        let content = request.body().clone().into_inner().unwrap_or_default();
+        if *request.method() != Method::GET {
+            request.headers_mut().insert(CONTENT_DIGEST, content_digest(&content));
+        }
+        let default = self.url.scheme_str().map(|scheme| if scheme == "https" { 443 } else { 80 });
+        let host = self.url.host().unwrap_or_default().to_ascii_lowercase();
+        let authority = match self.url.port_u16().filter(|port| Some(*port) != default) {
+            Some(port) => format!("{host}:{port}"),
+            None => host,
+        };
+        let signed = SignedRequest {
+            method: request.method(),
+            authority: &authority,
+            path: self.url.path(),
+            query: self.url.query(),
+            headers: request.headers(),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let fields = hermes_signature::sign(key, &signed, now, &format!("{:032x}", rand::random::<u128>()));
+        // A URL is ASCII, so that it can be signed.
+        request.headers_mut().extend(fields.into_iter().flatten());
     }
 
     /// Sends a request, and returns the response if it has this status.

@@ -1,7 +1,7 @@
 //! The publications that a subscriber lacks when it resumes at this node: the next relay has them.
 //!
-//! In: the position of the subscriber, and the one that its channel has here. Out: what lies between, once, before the
-//! deliveries of the channel. What the next relay no longer has is told as a gap. Never: more than one delivery in memory.
+//! In: the position of the subscriber, and the one that its channel has here. Out: the publications between, once, before
+//! the deliveries of the channel. Those that the next relay no longer has are a gap. Never: more than one delivery in memory.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::next_channel::{Accepted, NextChannel, NextDeliveries, NextDelivery, S
 /// The time for which the next relay may be silent: it has what is asked for.
 const MAX_SILENCE: Duration = Duration::from_secs(10);
 
-/// What a subscriber lacks of a channel.
+/// The publications that a subscriber lacks of a channel.
 pub(crate) struct Backfill {
     channel: Arc<str>,
-    /// What the subscriber has.
+    /// The position of the subscriber.
     position: EventId,
-    /// What the channel has here.
+    /// The position of the channel when the subscriber joined.
     until: EventId,
     source: Source,
     silent_at: Pin<Box<Sleep>>,
@@ -36,7 +36,7 @@ enum Source {
 }
 
 impl Backfill {
-    /// What lies between the positions. Publications of more than `max_bytes` count as missed.
+    /// The publications between the positions. Publications of more than `max_bytes` count as missed.
     pub(crate) fn new(
         next: &NextChannel,
         channel: Arc<str>,
@@ -71,7 +71,7 @@ impl Backfill {
                         return Poll::Ready(Some(self.gap(None, self.until)));
                     }
                 }
-                // What follows `until` arrives by the channel.
+                // Later publications than `until` arrive by the channel.
                 Some(NextDelivery::Gap { missed, until }) if until.epoch == self.until.epoch && until < self.until => {
                     return Poll::Ready(Some(self.gap(missed, until)));
                 }

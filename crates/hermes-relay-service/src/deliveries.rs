@@ -34,7 +34,7 @@ pub(crate) enum Ended {
 
 pub(crate) struct Deliveries {
     pub(crate) subscription: Subscription,
-    /// What the subscriber lacks of its channels. It comes before their deliveries.
+    /// The publications that the subscriber lacks of its channels. They come before its other deliveries.
     backfills: VecDeque<Backfill>,
     /// For each channel, the latest publication that was taken, or that the subscriber knows it lacks.
     position: Vec<EventId>,
@@ -118,7 +118,7 @@ impl Deliveries {
                 Poll::Ready(Some(delivery)) => return Poll::Ready(Ok(delivery)),
                 Poll::Ready(None) => drop(self.backfills.pop_front()),
                 Poll::Pending if self.is_live() => return Poll::Pending,
-                // What waits in the queue comes after what is still lacking.
+                // The deliveries in the queue come after those that are still lacking.
                 Poll::Pending => return Poll::Ready(Err(End::Expired)),
             }
         }

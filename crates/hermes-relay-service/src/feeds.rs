@@ -36,7 +36,7 @@ impl Feeds {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The feed of a channel. If there is none, `begin` gets the sending end of a new one.
+    /// The feed of a channel. For a channel without a feed, `begin` gets the sending end of a new one.
     ///
     /// # Errors
     /// The error of `begin`.
@@ -84,7 +84,7 @@ pub(crate) struct FeedHandle {
     is_own: bool,
 }
 
-/// What a subscriber learns of a feed.
+/// The outcome of a feed for a subscriber.
 pub(crate) enum Outcome {
     /// The channel gets what is published at the next relay.
     Follows,

@@ -5,6 +5,7 @@
 //! waiting. Never: a queue or a table of its own.
 
 mod backfill;
+mod certified;
 mod deliveries;
 mod feeds;
 mod next_channel;
@@ -12,6 +13,7 @@ mod next_relay;
 mod origin;
 mod publish;
 mod registry;
+mod seen_signatures;
 mod subscribe;
 mod upstream;
 mod websocket;
@@ -20,6 +22,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::decode_unreserved;
+use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Relay as RelaySettings, Route};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
@@ -155,9 +158,11 @@ fn subject(entry: &SessionEntry) -> Arc<str> {
 fn channel(entry: &SessionEntry, path: Option<&str>) -> Arc<str> {
     let facts = &entry.facts;
     let path = decode_unreserved(path.unwrap_or_else(|| facts.path.path()));
-    Arc::from(if facts.authority.has_default_port() {
-        format!("{}{path}", facts.authority.uri_host())
-    } else {
-        format!("{}{path}", facts.authority)
-    })
+    Arc::from(format!("{}{path}", authority(facts)))
+}
+
+/// The authority without the default port.
+fn authority(facts: &Facts) -> String {
+    let authority = &facts.authority;
+    if authority.has_default_port() { authority.uri_host().to_string() } else { authority.to_string() }
 }

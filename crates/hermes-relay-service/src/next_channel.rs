@@ -197,7 +197,7 @@ pub(crate) struct NextDeliveries {
 }
 
 impl NextDeliveries {
-    /// Takes the next delivery. The error tells why there is none any more.
+    /// Takes the next delivery. The error tells why the subscription has ended.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<NextDelivery, String>> {
         if let Some(delivery) = self.take_part().map_err(|error| format!("malformed publication: {error}"))? {
             return Poll::Ready(Ok(delivery));

@@ -15,6 +15,7 @@ use hermes_model::facts::Facts;
 use hermes_model::snapshot::RelayMode;
 use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
 use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved};
+use hermes_signature::{SIGNATURE, SIGNATURE_INPUT};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::metrics::{Metrics, ResultLabels, RouteLabels};
@@ -29,7 +30,7 @@ use crate::feeds::Refused;
 use crate::next_channel::refused as refused_by_next;
 use crate::next_relay::NextRelay;
 use crate::registry::RelayClock;
-use crate::{RelayRequest, channel, refusal, text};
+use crate::{RelayRequest, certified, channel, refusal, text};
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";
@@ -67,6 +68,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         let reason = format!("the content-* fields of a publication have at most {MAX_FIELD_BYTES} bytes\n");
         return Ok(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason));
     }
+    certified::check_publisher(request, &body)?;
     let content = NewPublication { headers, body };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
@@ -260,7 +262,10 @@ async fn read(
 }
 
 fn content_fields(headers: &HeaderMap) -> HeaderMap {
-    let is_content = |name: &HeaderName| name.as_str().starts_with(CONTENT_FIELDS) && *name != CONTENT_LENGTH;
+    // Subscribers may verify a signature, whatever relays are between.
+    let is_signature = |name: &HeaderName| [SIGNATURE, SIGNATURE_INPUT].contains(name);
+    let is_content =
+        |name: &HeaderName| name.as_str().starts_with(CONTENT_FIELDS) && *name != CONTENT_LENGTH || is_signature(name);
     let fields = headers.iter().filter(|(name, _)| is_content(name));
     // A clone of a value would keep the buffer of the whole head.
     let copied = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).ok();

@@ -14,6 +14,7 @@ use hermes_transport::metrics::{Metrics, ResultLabels};
 use tokio::time::Instant;
 
 use crate::feeds::Feeds;
+use crate::seen_signatures::SeenSignatures;
 
 /// The time between two sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -53,6 +54,7 @@ pub(crate) struct RouteRelay {
     pub(crate) relay: Arc<Relay>,
     /// The channels that the next relay feeds.
     pub(crate) feeds: Feeds,
+    pub(crate) signatures: SeenSignatures,
     /// The upstream of the next relay.
     upstream: Option<Arc<str>>,
 }
@@ -85,7 +87,12 @@ impl Relays {
         if let Some(of_route) = table.by_route.get(route).filter(|_| is_current) {
             return of_route.clone();
         }
-        let of_route = Arc::new(RouteRelay { relay: Relay::new(limits(settings)), feeds: Feeds::default(), upstream });
+        let of_route = Arc::new(RouteRelay {
+            relay: Relay::new(limits(settings)),
+            feeds: Feeds::default(),
+            signatures: SeenSignatures::default(),
+            upstream,
+        });
         if !is_current {
             of_route.relay.close();
         } else {

@@ -26,7 +26,7 @@ use crate::backfill::Backfill;
 use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
 use crate::feeds::{FeedHandle, Outcome, Refused};
 use crate::next_channel::{NextChannel, Standing};
-use crate::{INCREMENTAL, RelayRequest, channel, lines, refusal, subject, text, upstream};
+use crate::{INCREMENTAL, RelayRequest, certified, channel, lines, refusal, subject, text, upstream};
 
 /// Bytes of publications after which a frame of the body is full.
 const FRAME_BYTES: usize = 64 << 10;
@@ -89,6 +89,7 @@ pub(crate) enum NotBegun {
 /// Begins the subscription that a request describes.
 pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, NotBegun>, Error> {
     let headers = &request.entry.facts.headers;
+    certified::check_subscriber(request, behind(request)?.is_some())?;
     let Channels { names, paths } = channels(request)?;
     let after = match text(headers, &LAST_EVENT_ID)?.or(Query::of(&request.entry.facts.path).last_event_id) {
         Some(position) => read_position(position, names.len())?,
@@ -277,6 +278,11 @@ fn channels(request: &RelayRequest<'_>) -> Result<Channels, Error> {
         // A fragment is no part of what a server is asked for.
         if !path.starts_with('/') || path.contains('#') || parsed.query().is_some() {
             return Err(malformed());
+        }
+        if certified::is_for_holder(path) {
+            return Err(Error::Malformed(format!(
+                "{path} is self-certifying; subscribe to it by a request of its own"
+            )));
         }
         let name = channel(request.entry, Some(path));
         if all.names.contains(&name) {

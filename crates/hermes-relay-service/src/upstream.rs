@@ -38,7 +38,7 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(100);
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
-/// The feed of a channel, which begins if there is none.
+/// The feed of a channel. It begins for the first subscriber.
 ///
 /// # Errors
 /// A bound of the relay is reached.
@@ -177,7 +177,7 @@ impl FeedTask {
         audience.mark_unchanged();
         let mut refresh_at = Instant::now() + timeout / 3;
         let mut silent_at = Instant::now() + max_silence;
-        // Whoever waits for the feed joins at once.
+        // A client that waits for the feed joins at once.
         let mut idle_at = Instant::now();
         let mut refreshing: Option<NextResponse> = None;
         let mut pending: Option<FedPublication> = None;

@@ -31,7 +31,7 @@ use tungstenite::{Error as SocketError, Message};
 use crate::deliveries::{Deliveries, Ended, would_lead_to};
 use crate::publish::{NotPublished, Outlet, of_socket};
 use crate::subscribe::Begun;
-use crate::{RelayRequest, channel};
+use crate::{RelayRequest, certified, channel};
 
 /// Bytes of messages for the client after which no more are made until it has read some.
 const MAX_OUTGOING: usize = 64 << 10;
@@ -190,6 +190,10 @@ impl RelaySocket {
     fn publish(&mut self, content_type: &'static str, body: Bytes) {
         let reserved = std::mem::replace(&mut self.arriving, self.outlet.relay.reserve());
         let snapshot = self.worker.snapshot();
+        if !certified::takes_unsigned(&self.entry.facts) {
+            let refused = json!({"refused": "only the holder of a key publishes to this channel, by signed requests"});
+            return self.send(Message::text(refused.to_string()));
+        }
         if !may_publish(self.outlet.route(), &self.entry, &snapshot) {
             let refused = json!({"refused": "this client may not publish to the channel"});
             return self.send(Message::text(refused.to_string()));

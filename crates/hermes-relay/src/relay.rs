@@ -573,8 +573,8 @@ impl Subscription {
         self.memberships.iter().map(|membership| (&membership.channel.name, membership.joined.start))
     }
 
-    /// What the subscriber lacks of each channel, in the order of [`Self::channels`]: the publications after the position
-    /// at which it begins, up to this one. The relay that feeds the channel may have them. They come before the deliveries
+    /// The end of the publications that the subscriber lacks of each channel, in the order of [`Self::channels`]. They
+    /// begin after the position at which the subscription begins. The relay that feeds the channel may have them. They come before the deliveries
     /// of the channel.
     pub fn lacks(&self) -> impl Iterator<Item = Option<EventId>> {
         self.memberships.iter().map(|membership| membership.joined.lacks_until)

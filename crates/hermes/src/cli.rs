@@ -14,6 +14,7 @@ mod explain;
 mod fetch;
 mod health;
 mod install;
+mod key;
 mod man;
 mod node;
 mod operator;
@@ -60,6 +61,7 @@ enum Command {
     Check(check::Check),
     Explain(explain::Explain),
     Fetch(fetch::Fetch),
+    Key(key::Key),
     Publish(publish::Publish),
     Subscribe(subscribe::Subscribe),
     Demo(hermes_demo::Demo),
@@ -94,6 +96,7 @@ impl Hermes {
             Command::Check(command) => command.run(),
             Command::Explain(command) => command.run(),
             Command::Fetch(command) => command.run(),
+            Command::Key(command) => command.run(),
             Command::Publish(command) => command.run(),
             Command::Subscribe(command) => command.run(),
             Command::Demo(command) => command.run(),

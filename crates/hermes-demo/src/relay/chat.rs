@@ -12,13 +12,13 @@ use tokio::process::Command;
 
 use super::nodes::Tree;
 
-/// What is said, and where.
+/// The lines of the chat, each with its node.
 const SAID: [(&str, &str); 3] = [("hall", "Is anybody in the yard?"), ("yard", "Yes, two of us"), ("hall", "Come in")];
 /// The limit for a program of the chat.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What each shell got.
+/// The lines that each shell got.
 #[derive(Debug, Serialize)]
 pub(super) struct Chat {
     pub(super) said: Vec<String>,

@@ -28,8 +28,12 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
         ("hermes-rate-limit", BTreeSet::from(["hermes-net"])),
         ("hermes-resume", BTreeSet::new()),
         ("hermes-relay", BTreeSet::new()),
-        ("hermes-relay-client", BTreeSet::from(["hermes-net", "hermes-relay"])),
-        ("hermes-relay-service", BTreeSet::from(["hermes-model", "hermes-net", "hermes-relay", "hermes-transport"])),
+        ("hermes-relay-client", BTreeSet::from(["hermes-net", "hermes-relay", "hermes-signature"])),
+        ("hermes-signature", BTreeSet::new()),
+        (
+            "hermes-relay-service",
+            BTreeSet::from(["hermes-model", "hermes-net", "hermes-relay", "hermes-signature", "hermes-transport"]),
+        ),
         ("hermes-rina", BTreeSet::new()),
         (
             "hermes-transport",
@@ -89,6 +93,7 @@ fn allowed() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
                 "hermes-proxy",
                 "hermes-relay-client",
                 "hermes-resume",
+                "hermes-signature",
             ]),
         ),
     ])

@@ -145,6 +145,7 @@ fn the_guide_of_the_relay_works() {
         "\npaint\nsweep\n",
         "\nhermes_relay_subscriptions 1\n",
         "\nto both\nto both\n",
+        "\nnot without the key\ndelivered to 1 of 1 subscriber\nfrom the holder\n",
     ] {
         assert!(printed.contains(words), "{words}: {printed}");
     }

@@ -13,6 +13,7 @@ use http::{HeaderName, HeaderValue, Uri};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 
+use super::key;
 use super::output::{counted, print};
 
 /// Publish to a channel of a relay.
@@ -56,6 +57,9 @@ pub(super) struct Reach {
     /// Trust these CA certificates (PEM) [default: the system's]
     #[arg(long, value_name = "FILE")]
     ca: Option<std::path::PathBuf>,
+    /// Sign each request with this Ed25519 key (PEM), for self-certifying channels; `hermes key` makes one
+    #[arg(long, value_name = "FILE")]
+    key: Option<std::path::PathBuf>,
     /// Add a request header. May be repeated
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
@@ -64,7 +68,8 @@ pub(super) struct Reach {
 impl Reach {
     pub(super) fn client(self, url: Uri) -> anyhow::Result<Client> {
         let headers = self.headers.into_iter().collect();
-        let options = ClientOptions { proxy: self.proxy, ca: self.ca, headers, ..ClientOptions::default() };
+        let key = self.key.as_deref().map(key::read).transpose()?;
+        let options = ClientOptions { proxy: self.proxy, ca: self.ca, headers, key, ..ClientOptions::default() };
         Ok(Client::new(url, options)?)
     }
 }

@@ -1,0 +1,190 @@
+//! Self-certifying channels: only the holder of a key publishes, or subscribes.
+//!
+//! In: keys of `hermes key` and of openssl, and requests that are unsigned, forged, old, repeated or meant for another
+//! channel. Out: what reaches subscribers, also below a root, and the reason of each refusal.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use hermes_signature::{CONTENT_DIGEST, SignedRequest, SigningKey, content_digest, sign};
+use hermes_testkit::binary::hermes;
+use hermes_testkit::overlay::{Node, Overlay};
+use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
+use http::{HeaderMap, Method};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+
+const ROOT: &str = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.0/8]}]
+routes: [{name: all, relay: {history: {}}}]
+";
+
+const BELOW: &str = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes: [{name: all, relay: {upstream: next}}]
+upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
+";
+
+const HOST: [&str; 2] = ["--header", "host: keys.example"];
+
+fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
+}
+
+/// The arguments of curl that sign a request.
+fn signed(
+    key: &SigningKey,
+    method: Method,
+    path: &str,
+    content: Option<&str>,
+    created: u64,
+    nonce: &str,
+) -> Vec<String> {
+    let mut headers = HeaderMap::new();
+    if let Some(content) = content {
+        headers.insert(CONTENT_DIGEST, content_digest(content.as_bytes()));
+    }
+    let request =
+        SignedRequest { method: &method, authority: "keys.example", path, query: None, headers: &headers.clone() };
+    headers.extend(sign(key, &request, created, nonce).unwrap());
+    let fields = headers
+        .iter()
+        .flat_map(|(name, value)| ["--header".to_owned(), format!("{name}: {}", value.to_str().unwrap())]);
+    HOST.iter().map(|text| (*text).to_owned()).chain(fields).collect()
+}
+
+async fn send(node: &Node, path: &str, text: &str, arguments: &[String]) -> (u16, String) {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (status, head, body) = publish(node, path, text, &arguments).await;
+    (status, if status == 204 { head } else { body })
+}
+
+#[tokio::test]
+async fn only_the_holder_of_the_key_publishes() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let root = overlay.node("root").document(ROOT).start().await.unwrap();
+    let below = overlay.node("below").document(BELOW).with("NEXT", root.address("web")).start().await.unwrap();
+    let (key, _) = SigningKey::generate().unwrap();
+    let (other, _) = SigningKey::generate().unwrap();
+    let path = format!("/pk/{}/from/news", key.public().name());
+    let json = [&SUBSCRIBE[..], &HOST, &["--header", "accept: application/x-ndjson"]].concat();
+    let mut reader = Subscriber::new(&below, &path, &json, 1).await;
+    let mut parts = Subscriber::new(&root, &path, &[&SUBSCRIBE[..], &HOST].concat(), 2).await;
+    for (number, node) in [&root, &below].into_iter().enumerate() {
+        let good = signed(&key, Method::PUT, &path, Some("news"), now(), &format!("n{number}"));
+        let (status, head) = send(node, &path, "news", &good).await;
+        assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("2")), "{head}");
+        assert_eq!(reader.json().await["data"], "news");
+        let (status, reason) = send(node, &path, "news", &good).await;
+        assert_eq!(status, 403);
+        assert!(reason.contains("the signature has been used"), "{reason}");
+    }
+    let unsigned: Vec<String> = HOST.iter().map(|text| (*text).to_owned()).collect();
+    let elsewhere = format!("/pk/{}/from/other", key.public().name());
+    for (arguments, content, reason) in [
+        (unsigned, "x", "the request has no signature"),
+        (signed(&other, Method::PUT, &path, Some("x"), now(), "a"), "x", "only the holder of the key"),
+        (signed(&key, Method::PUT, &elsewhere, Some("x"), now(), "b"), "x", "does not fit the request"),
+        (signed(&key, Method::POST, &path, Some("x"), now(), "c"), "x", "does not fit the request"),
+        (signed(&key, Method::PUT, &path, Some("x"), now(), "d"), "y", "content-digest does not fit"),
+        (signed(&key, Method::PUT, &path, None, now(), "e"), "x", "content-digest does not fit"),
+        (signed(&key, Method::PUT, &path, Some("x"), now() - 120, "f"), "x", "of another time"),
+        (signed(&key, Method::PUT, &path, Some("x"), now() + 120, "g"), "x", "of another time"),
+    ] {
+        for node in [&root, &below] {
+            let (status, said) = send(node, &path, content, &arguments).await;
+            assert!(status == 403 && said.contains(reason), "{status} {said}, not {reason}");
+        }
+    }
+    // Another spelling of the path is the same channel.
+    let spelled = path.replacen("/pk/", "/%70k/", 1);
+    assert_eq!(send(&root, &spelled, "x", &HOST.map(str::to_owned)).await.0, 403);
+    assert_eq!(send(&root, "/pk/x/from/a", "x", &HOST.map(str::to_owned)).await.0, 400);
+    // Subscribers get the signature, and may verify it themselves.
+    let lines = parts.lines(6).await;
+    assert!(lines.iter().any(|line| line.starts_with("signature-input: hermes=(\"@method\"")), "{lines:?}");
+    assert_eq!(below.metric("hermes_relay_publications_total", "").await.unwrap(), 2.0);
+}
+
+#[tokio::test]
+async fn only_the_holder_of_the_key_subscribes() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let root = overlay.node("root").document(ROOT).start().await.unwrap();
+    let below = overlay.node("below").document(BELOW).with("NEXT", root.address("web")).start().await.unwrap();
+    let (key, _) = SigningKey::generate().unwrap();
+    let (other, _) = SigningKey::generate().unwrap();
+    let path = format!("/pk/{}/to/calls", key.public().name());
+    let subscribe = |signing: Vec<String>| {
+        let all = SUBSCRIBE.iter().chain(&["--header", "accept: application/x-ndjson"]).map(|text| (*text).to_owned());
+        all.chain(signing).collect::<Vec<String>>()
+    };
+    for node in [&root, &below] {
+        for signing in [
+            HOST.map(str::to_owned).to_vec(),
+            signed(&other, Method::GET, &path, None, now(), "a"),
+            signed(&key, Method::GET, "/pk/other", None, now(), "b"),
+            signed(&key, Method::GET, &path, None, now() - 120, "c"),
+        ] {
+            let arguments = subscribe(signing);
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let (status, _, body) = curl(node, &path, &arguments).await;
+            assert_eq!(status, 403, "{body}");
+        }
+        // Nor as one of several channels, or as a WebSocket.
+        let channels = format!("hermes-channels: {path}");
+        let several = [&SUBSCRIBE[..], &HOST, &["--header", &channels]].concat();
+        assert_eq!(curl(node, "/a", &several).await.0, 400);
+    }
+    let arguments = subscribe(signed(&key, Method::GET, &path, None, now(), "good"));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut holder = Subscriber::new(&below, &path, &arguments, 1).await;
+    // Anybody may call.
+    let (status, head, _) = publish(&root, &path, "hello", &HOST).await;
+    assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("1")), "{head}");
+    assert_eq!(holder.json().await["data"], "hello");
+    let (status, _, body) = curl(&below, &path, &arguments).await;
+    assert!(status == 403 && body.contains("has been used"), "{status} {body}");
+}
+
+async fn key(file: &Path) -> serde_json::Value {
+    let output = Command::new(hermes()).args(["key", "--json"]).arg(file).output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn the_commands_sign_with_a_key_of_their_own_or_of_openssl() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let root = overlay.node("root").document(ROOT).start().await.unwrap();
+    let (own, foreign) = (overlay.dir().join("own.pem"), overlay.dir().join("foreign.pem"));
+    let made = Command::new("openssl").args(["genpkey", "-algorithm", "ed25519", "-out"]).arg(&foreign).status().await;
+    assert!(made.unwrap().success());
+    let (first, again) = (key(&own).await, key(&own).await);
+    assert_eq!((&first["created"], &again["created"]), (&true.into(), &false.into()));
+    assert_eq!(first["name"], again["name"]);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&own).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    for file in [&own, &foreign] {
+        let of_key = key(file).await;
+        let url = |path: &str| format!("http://{}{}x", root.address("web"), of_key[path].as_str().unwrap());
+        let mut subscribing = Command::new(hermes());
+        subscribing.args(["subscribe", &url("to"), "-n", "1", "--json", "--key"]).arg(file);
+        let mut subscriber = Subscriber::run(&mut subscribing);
+        root.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+        let called = Command::new(hermes()).args(["publish", &url("to"), "--data", "call"]).output().await.unwrap();
+        assert!(called.status.success(), "{}", String::from_utf8_lossy(&called.stderr));
+        assert_eq!(subscriber.json().await["data"], "call");
+        let mut publisher = Command::new(hermes());
+        publisher.args(["publish", &url("from"), "--lines", "--key"]).arg(file).stdin(Stdio::piped());
+        let mut publisher = publisher.stdout(Stdio::piped()).spawn().unwrap();
+        publisher.stdin.take().unwrap().write_all(b"one\none\n").await.unwrap();
+        assert!(publisher.wait_with_output().await.unwrap().status.success(), "each has a nonce of its own");
+        let refused = Command::new(hermes()).args(["publish", &url("from"), "--data", "x"]).output().await.unwrap();
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("the request has no signature"));
+        root.metric_is("hermes_relay_subscriptions", "", 0.0).await;
+    }
+    std::fs::write(&own, "no key").unwrap();
+    let output = Command::new(hermes()).arg("key").arg(&own).output().await.unwrap();
+    assert!(!output.status.success());
+    assert_eq!(std::fs::read_to_string(&own).unwrap(), "no key", "a file that is no key stays as it is");
+}

@@ -1,0 +1,14 @@
+//! HTTP Message Signatures (RFC 9421) with Ed25519, in one strict form, and digests of contents (RFC 9530).
+//!
+//! In: the parts of a request, and a key. Out: the fields that sign the request; or the key that signed it. The signature
+//! names its key itself, so a verifier needs no list of keys: the name of a channel says which key counts. A request has
+//! one signature, which covers its method, authority, path and query, and the digest of its content. Never: I/O, or a
+//! clock.
+
+mod digest;
+mod key;
+mod signature;
+
+pub use digest::{CONTENT_DIGEST, content_digest, is_content_of};
+pub use key::{KeyError, PublicKey, SigningKey};
+pub use signature::{SIGNATURE, SIGNATURE_INPUT, SignatureError, Signed, SignedRequest, sign, verify};
