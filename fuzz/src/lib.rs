@@ -13,6 +13,7 @@ pub mod ndn;
 pub mod overlay;
 pub mod relay;
 pub mod rina;
+pub mod signature;
 pub mod wire;
 
 /// A target: its name, which is also its directory in `corpus/`, and its check.
@@ -39,6 +40,7 @@ pub const TARGETS: &[Target] = &[
     ("pattern", model::pattern),
     ("proxy_protocol", wire::proxy_protocol),
     ("relay_parts", relay::relay_parts),
+    ("signature", signature::signature),
     ("rina", rina::check),
     ("socks5", wire::socks5),
     ("spiffe", model::spiffe),

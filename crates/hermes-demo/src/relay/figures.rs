@@ -132,7 +132,7 @@ impl Figures {
 /// The packets by delay: the label, their number, and their share of the longest bar.
 fn bars(stream: &Stream) -> Vec<(String, usize, f64)> {
     let longest = stream.delay_ms.iter().flatten().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let mut counts = vec![0; BARS];
+    let mut counts = [0_usize; BARS];
     for delay in stream.delay_ms.iter().flatten() {
         counts[((delay / longest * BARS as f64) as usize).min(BARS - 1)] += 1;
     }
