@@ -31,7 +31,7 @@ pub struct SignedRequest<'a> {
     pub path: &'a str,
     /// The query as it was sent.
     pub query: Option<&'a str>,
-    /// The fields; of these, `content-digest` is signed.
+    /// The fields. A signature covers `content-digest` alone.
     pub headers: &'a HeaderMap,
 }
 
