@@ -37,6 +37,10 @@ pub const HERMES_USER: HeaderName = HeaderName::from_static("hermes-user");
 /// overwrites it unless the peer may pass on assertions of others.
 pub const HERMES_ORIGIN: HeaderName = HeaderName::from_static("hermes-origin");
 
+/// The field in which a node tells how many subscribers it subscribes for. Only nodes that pass on assertions of others
+/// may send it: a relay trusts them to have checked these subscribers.
+pub const SUBSCRIBERS_BEHIND: HeaderName = HeaderName::from_static("hermes-subscribers-behind");
+
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
@@ -181,6 +185,9 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
     } else {
         // These fields belong to the overlay, and this peer does not.
         remove_where(&mut facts.headers, is_claim);
+    }
+    if !facts.trust.is_proxy() {
+        facts.headers.remove(SUBSCRIBERS_BEHIND);
     }
     if facts.kind == Kind::Ip {
         settle_origin(facts);

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use hermes_net::resolve::Resolver;
 use hermes_net::tls::{self, Roots, RustlsClientConfig, ServerIdentity};
 use hermes_net::{Io, dial};
-use hermes_signature::{CONTENT_DIGEST, SignedRequest, SigningKey, content_digest};
+use hermes_signature::{CONTENT_DIGEST, SignedRequest, SigningKey, content_digest, is_content_of};
 use http::header::{HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -165,17 +165,39 @@ impl Client {
         request
     }
 
+    /// The authority of the channel in lower case, without the default port.
+    fn authority(&self) -> String {
+        let default = self.url.scheme_str().map(|scheme| if scheme == "https" { 443 } else { 80 });
+        let host = self.url.host().unwrap_or_default().to_ascii_lowercase();
+        match self.url.port_u16().filter(|port| Some(*port) != default) {
+            Some(port) => format!("{host}:{port}"),
+            None => host,
+        }
+    }
+
+    /// Checks that the holder of the key published this, if the channel names one. So no relay need be trusted.
+    fn check_holder(&self, id: &str, headers: &HeaderMap, body: &[u8]) -> Result<(), ClientError> {
+        let key = self.url.path().strip_prefix("/pk/").and_then(|rest| rest.split_once("/from/"));
+        let Some((name, _)) = key else { return Ok(()) };
+        let authority = self.authority();
+        let fits = |method: &Method| {
+            let (path, query) = (self.url.path(), None);
+            let signed = SignedRequest { method, authority: &authority, path, query, headers };
+            hermes_signature::verify(&signed).is_ok_and(|signed| signed.key.name() == name)
+        };
+        if (fits(&Method::PUT) || fits(&Method::POST)) && is_content_of(headers, body) {
+            return Ok(());
+        }
+        let reason = "is not signed by the holder of the key in the URL; a relay on the way may have forged it";
+        Err(ClientError::Invalid(format!("publication {id} {reason}")))
+    }
+
     fn sign(&self, key: &SigningKey, request: &mut Request<Full<Bytes>>) {
         let content = request.body().clone().into_inner().unwrap_or_default();
         if *request.method() != Method::GET {
             request.headers_mut().insert(CONTENT_DIGEST, content_digest(&content));
         }
-        let default = self.url.scheme_str().map(|scheme| if scheme == "https" { 443 } else { 80 });
-        let host = self.url.host().unwrap_or_default().to_ascii_lowercase();
-        let authority = match self.url.port_u16().filter(|port| Some(*port) != default) {
-            Some(port) => format!("{host}:{port}"),
-            None => host,
-        };
+        let authority = self.authority();
         let signed = SignedRequest {
             method: request.method(),
             authority: &authority,

@@ -130,7 +130,8 @@ impl<'c> Subscriber<'c> {
     /// Waits for the next event. `None`: the subscription has ended.
     ///
     /// # Errors
-    /// The connection broke, or the relay refuses a refresh. The caller may subscribe again after the last identifier.
+    /// The connection broke, or the relay refuses a refresh. The caller may subscribe again after the last identifier. A
+    /// publication of a self-certifying channel that its key has not signed is [`ClientError::Invalid`].
     pub async fn next(&mut self) -> Result<Option<Event>, ClientError> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
@@ -157,7 +158,11 @@ impl<'c> Subscriber<'c> {
             }
             let malformed = |error| ClientError::Broken(format!("malformed publication: {error}"));
             while let Some(part) = self.parser.next_part().map_err(malformed)? {
-                self.waiting.extend(event(part));
+                let event = event(part);
+                if let Some(Event::Publication { id, headers, body }) = &event {
+                    self.client.check_holder(id, headers, body)?;
+                }
+                self.waiting.extend(event);
             }
         }
     }

@@ -8,18 +8,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use hermes_model::decode_unreserved;
 use hermes_model::facts::Facts;
-use hermes_signature::{SignedRequest, is_content_of, verify};
+use hermes_signature::{Signed, SignedRequest, is_content_of, verify};
 use hermes_transport::error::Error;
 use http::StatusCode;
 
-use crate::{RelayRequest, authority};
+use crate::seen_signatures::NotTaken;
+use crate::{RelayRequest, authority, subject};
 
 /// The path under which all channels are self-certifying.
 const CERTIFIED: &str = "/pk/";
 /// The length of the name of a key.
 const NAME: usize = 43;
-/// Seconds by which the time of a signature may differ from that of this node.
+/// Seconds by which the time of a signature may be before that of this node, and after it.
 const MAX_AGE: u64 = 60;
+const MAX_AHEAD: u64 = 5;
 
 /// The key in the URI of a channel, and what it certifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,20 +45,25 @@ impl<'p> Certified<'p> {
     }
 }
 
-/// Checks that the client may publish this content to the channel of its request.
+/// Checks that the client may publish to the channel of its request. `None`: anyone may.
 ///
 /// # Errors
-/// The key of the channel has not signed the request, or the content is another one.
-pub(crate) fn check_publisher(request: &RelayRequest<'_>, content: &[u8]) -> Result<(), Error> {
-    let facts = &request.entry.facts;
-    let path = decode_unreserved(facts.path.path());
-    let Some(Certified::From(name)) = Certified::of(&path)? else { return Ok(()) };
-    check_signature(request, name, "publishes to")?;
-    if is_content_of(&facts.headers, content) {
-        Ok(())
-    } else {
-        Err(denied("content-digest does not fit the content; use sha-256 (RFC 9530)".to_owned()))
+/// The key of the channel has not signed the request.
+pub(crate) fn check_publisher(request: &RelayRequest<'_>) -> Result<Option<Signed>, Error> {
+    let path = decode_unreserved(request.entry.facts.path.path());
+    let Some(Certified::From(name)) = Certified::of(&path)? else { return Ok(None) };
+    check_signature(request, name, "publishes to").map(Some)
+}
+
+/// Checks the content of a signed request, after which the signature no longer counts.
+///
+/// # Errors
+/// Another content was signed, or the signature has been used.
+pub(crate) fn take_content(request: &RelayRequest<'_>, signed: Signed, content: &[u8]) -> Result<(), Error> {
+    if !is_content_of(&request.entry.facts.headers, content) {
+        return Err(denied("content-digest does not fit the content; use sha-256 (RFC 9530)".to_owned()));
     }
+    take(request, signed)
 }
 
 /// Checks that the client may subscribe to the channel of its request. The relay trusts nodes to have checked the clients
@@ -67,7 +74,7 @@ pub(crate) fn check_publisher(request: &RelayRequest<'_>, content: &[u8]) -> Res
 pub(crate) fn check_subscriber(request: &RelayRequest<'_>, is_node: bool) -> Result<(), Error> {
     let path = decode_unreserved(request.entry.facts.path.path());
     match Certified::of(&path)? {
-        Some(Certified::To(name)) if !is_node => check_signature(request, name, "subscribes to"),
+        Some(Certified::To(name)) if !is_node => take(request, check_signature(request, name, "subscribes to")?),
         _ => Ok(()),
     }
 }
@@ -86,7 +93,7 @@ fn denied(reason: String) -> Error {
     Error::Denied { status: StatusCode::FORBIDDEN, reason, label: "http_request_denied" }
 }
 
-fn check_signature(request: &RelayRequest<'_>, name: &str, does: &str) -> Result<(), Error> {
+fn check_signature(request: &RelayRequest<'_>, name: &str, does: &str) -> Result<Signed, Error> {
     let facts = &request.entry.facts;
     let authority = authority(facts);
     let signed = SignedRequest {
@@ -101,21 +108,33 @@ fn check_signature(request: &RelayRequest<'_>, name: &str, does: &str) -> Result
     if signed.key.name() != name {
         return Err(denied(format!("only the holder of the key {name} {does} this channel")));
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    if signed.created.abs_diff(now) > MAX_AGE || signed.expires.is_some_and(|expires| expires < now) {
+    let now = now();
+    let is_past = signed.created + MAX_AGE < now || signed.expires.is_some_and(|expires| expires < now);
+    if is_past || signed.created > now + MAX_AHEAD {
         return Err(denied(format!(
-            "the signature is of another time; its created must be within {MAX_AGE} s of this node's clock"
+            "the signature is of another time; its created must be at most {MAX_AGE} s before this node's clock, and \
+             {MAX_AHEAD} s after it"
         )));
     }
-    let relay = request.relays.of(&request.route.name, request.settings);
-    match relay.signatures.add(signed.signature, signed.created + MAX_AGE, now) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(denied("the signature has been used; add another nonce to each request".to_owned())),
-        Err(error) => {
+    Ok(signed)
+}
+
+/// Lets a signature count, and no second time.
+fn take(request: &RelayRequest<'_>, signed: Signed) -> Result<(), Error> {
+    let until = signed.created + MAX_AGE;
+    match request.relays.signatures.add(signed.signature, signed.created, until, &subject(request.entry), now()) {
+        Ok(()) => Ok(()),
+        Err(error @ NotTaken::Used) => Err(denied(format!("{error}; add another nonce to each request"))),
+        Err(error @ NotTaken::BeforeStart) => Err(denied(format!("{error}; sign the request again"))),
+        Err(NotTaken::TooMany) => {
             request.worker.shared.metrics.limit("relay-signatures");
-            Err(error)
+            Err(Error::Limit("signatures of this node, or of this client"))
         }
     }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]

@@ -90,7 +90,7 @@ pub(crate) enum Outcome {
     Follows,
     /// The next relay refuses the subscription of this client.
     Refused(Refused),
-    /// Another client began it, and the next relay refused it, perhaps for that client's sake; or it has ended.
+    /// Another client began it, and came by a loop; or it has ended.
     Gone,
 }
 
@@ -103,7 +103,10 @@ impl FeedHandle {
     /// Waits until the next relay has answered.
     pub(crate) async fn outcome(&mut self) -> Outcome {
         match self.progress.wait_for(|progress| !matches!(progress, Progress::Connecting)).await.as_deref() {
-            Ok(Progress::Refused(refused)) if self.is_own => Outcome::Refused(refused.clone()),
+            // Only the loop depends on the client that began the feed, since the request has its `Via`.
+            Ok(Progress::Refused(refused)) if self.is_own || refused.status != StatusCode::LOOP_DETECTED => {
+                Outcome::Refused(refused.clone())
+            }
             Ok(Progress::Refused(_)) | Err(_) => Outcome::Gone,
             Ok(_) => Outcome::Follows,
         }

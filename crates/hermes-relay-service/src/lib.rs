@@ -117,6 +117,12 @@ pub enum SocketOutcome {
 /// The request is malformed, or its page may not use the relay.
 pub async fn serve_websocket(request: &RelayRequest<'_>) -> Result<SocketOutcome, Error> {
     Page::of(&request.entry.facts, &request.settings.origins)?;
+    // Otherwise, a client that may only publish would subscribe (RFC 6455, section 4.1).
+    if request.entry.facts.method != Method::GET {
+        let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, "a WebSocket is opened by GET\n".to_owned());
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        return Ok(SocketOutcome::Refused(response));
+    }
     Ok(match subscribe::begin(request).await? {
         Ok(begun) => SocketOutcome::Tunnel(websocket::stream(request, begun)),
         Err(error) => SocketOutcome::Refused(subscribe::not_begun(request, &error)),

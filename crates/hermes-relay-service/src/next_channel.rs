@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
+use hermes_model::trust::SUBSCRIBERS_BEHIND;
 use hermes_relay::fields::{
-    DELIVER, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, RELAY, SUBSCRIBE, SUBSCRIBERS_BEHIND,
-    SUBSCRIPTION, TIMEOUT,
+    DELIVER, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, RELAY, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::multipart::{MalformedPart, Parser, Part};
 use hermes_relay::{EventId, FedPublication, NewPublication, Relay, Reserved};
@@ -28,6 +28,8 @@ use crate::next_relay::{NextRelay, NextResponse};
 /// The bytes of the reason of a refusal, and the time for them.
 const MAX_REASON: usize = 1 << 10;
 const REASON_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest time between heartbeats that a document allows.
+const MAX_HEARTBEAT: Duration = Duration::from_secs(3600);
 
 /// A channel at the next relay.
 #[derive(Clone)]
@@ -151,7 +153,8 @@ async fn accepted(
         status: StatusCode::BAD_GATEWAY,
         reason: Arc::from("the response of the next relay is not that of a relay; check `relay.upstream`"),
     })?;
-    let heartbeat = head.headers.get(HEARTBEAT).and_then(number).map(Duration::from_secs);
+    let heartbeat = head.headers.get(HEARTBEAT).and_then(number);
+    let heartbeat = heartbeat.map(|seconds| Duration::from_secs(seconds).min(MAX_HEARTBEAT));
     let reserved = relay.reserve();
     Ok(Accepted { id, position, timeout, heartbeat, deliveries: NextDeliveries { body, parser, relay, reserved } })
 }
@@ -200,6 +203,7 @@ impl NextDeliveries {
     /// Takes the next delivery. The error tells why the subscription has ended.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<NextDelivery, String>> {
         if let Some(delivery) = self.take_part().map_err(|error| format!("malformed publication: {error}"))? {
+            self.reserve();
             return Poll::Ready(Ok(delivery));
         }
         if self.parser.has_ended() {
@@ -208,14 +212,19 @@ impl NextDeliveries {
         match ready!(std::pin::pin!(self.body.frame()).poll(cx)) {
             Some(Ok(frame)) => {
                 self.parser.push(frame.data_ref().map_or(&[][..], |data| data));
-                self.reserved = self.relay.reserve();
-                // Without memory, publications are refused; this one has arrived already.
-                let _ = self.relay.reserve_more(&mut self.reserved, self.parser.buffered() as u64);
+                self.reserve();
                 Poll::Ready(Ok(NextDelivery::Nothing))
             }
             Some(Err(error)) => Poll::Ready(Err(error.to_string())),
             None => Poll::Ready(Err("the next relay ended the subscription".to_owned())),
         }
+    }
+
+    /// Counts what waits for the rest of its part. A part that was taken counts as a publication.
+    fn reserve(&mut self) {
+        self.reserved = self.relay.reserve();
+        // Without memory, publications are refused; these bytes have arrived already.
+        let _ = self.relay.reserve_more(&mut self.reserved, self.parser.buffered() as u64);
     }
 
     fn take_part(&mut self) -> Result<Option<NextDelivery>, MalformedPart> {

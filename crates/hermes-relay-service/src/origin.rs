@@ -17,8 +17,8 @@ use hermes_transport::error::Error;
 
 /// The fields that pages may set beside those that any page may set.
 const ALLOWED_FIELDS: HeaderValue = HeaderValue::from_static(
-    "content-type, hermes-channels, hermes-deliver, hermes-group, hermes-relay, hermes-subscribe, \
-     hermes-subscription, hermes-timeout, last-event-id, subscribe",
+    "content-digest, content-type, hermes-channels, hermes-deliver, hermes-group, hermes-relay, hermes-subscribe, \
+     hermes-subscription, hermes-timeout, last-event-id, signature, signature-input, subscribe",
 );
 /// The fields of responses that pages may read.
 const EXPOSED_FIELDS: HeaderValue = HeaderValue::from_static(

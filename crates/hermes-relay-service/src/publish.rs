@@ -50,6 +50,8 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         Some("one") => Audience::OneOfEachGroup,
         Some(_) => return Err(Error::Malformed(format!("{DELIVER} must be all or one"))),
     };
+    // Before anything of the body takes memory.
+    let signed = certified::check_publisher(request)?;
     let outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
     // Publications that wait for room count, too.
     let mut reserved = outlet.relay.reserve();
@@ -68,7 +70,9 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         let reason = format!("the content-* fields of a publication have at most {MAX_FIELD_BYTES} bytes\n");
         return Ok(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason));
     }
-    certified::check_publisher(request, &body)?;
+    if let Some(signed) = signed {
+        certified::take_content(request, signed, &body)?;
+    }
     let content = NewPublication { headers, body };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);

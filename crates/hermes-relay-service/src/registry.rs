@@ -21,6 +21,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The relays of a node.
 pub struct Relays {
+    pub(crate) signatures: SeenSignatures,
     table: Mutex<RelayTable>,
     began: Instant,
     /// Milliseconds since the beginning.
@@ -54,7 +55,6 @@ pub(crate) struct RouteRelay {
     pub(crate) relay: Arc<Relay>,
     /// The channels that the next relay feeds.
     pub(crate) feeds: Feeds,
-    pub(crate) signatures: SeenSignatures,
     /// The upstream of the next relay.
     upstream: Option<Arc<str>>,
 }
@@ -65,7 +65,12 @@ fn upstream_of(settings: &RelaySettings) -> Option<Arc<str>> {
 
 impl Default for Relays {
     fn default() -> Self {
-        Self { table: Mutex::default(), began: Instant::now(), swept: AtomicU64::new(0) }
+        Self {
+            signatures: SeenSignatures::default(),
+            table: Mutex::default(),
+            began: Instant::now(),
+            swept: AtomicU64::new(0),
+        }
     }
 }
 
@@ -87,12 +92,7 @@ impl Relays {
         if let Some(of_route) = table.by_route.get(route).filter(|_| is_current) {
             return of_route.clone();
         }
-        let of_route = Arc::new(RouteRelay {
-            relay: Relay::new(limits(settings)),
-            feeds: Feeds::default(),
-            signatures: SeenSignatures::default(),
-            upstream,
-        });
+        let of_route = Arc::new(RouteRelay { relay: Relay::new(limits(settings)), feeds: Feeds::default(), upstream });
         if !is_current {
             of_route.relay.close();
         } else {

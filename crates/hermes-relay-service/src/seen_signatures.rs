@@ -1,49 +1,120 @@
-//! The signatures that a relay has accepted, until they are too old to count again.
+//! The signatures that this node has accepted, until they are too old to count again.
 //!
-//! In: a signature with the time until which it counts. Out: whether it is new. Never: more than a bound of them; beyond
-//! it, a new one is refused.
+//! In: a signature with its client, its time and the time until which it counts. Out: whether it counts. Never: a signature
+//! of the time before this process, whose signatures nobody remembers; or more signatures of a client, or of all, than a
+//! bound.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use hermes_transport::error::Error;
+/// Signatures that a node remembers, and those of one client.
+const MAX_SEEN: usize = 1 << 18;
+const MAX_OF_CLIENT: usize = 1 << 14;
 
-/// Signatures that a relay remembers.
-const MAX_SEEN: usize = 65_536;
+/// The reason why a signature does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotTaken {
+    #[error("the signature has been used")]
+    Used,
+    #[error("the signature is older than this process, which cannot know whether it has been used")]
+    BeforeStart,
+    #[error("too many signatures are remembered")]
+    TooMany,
+}
 
-/// The signatures that a relay has accepted, until they are too old to count again.
+/// The accepted signatures.
+#[derive(Debug)]
+pub(crate) struct SeenSignatures {
+    /// The start of this process in seconds since 1970.
+    began: u64,
+    state: Mutex<Seen>,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct SeenSignatures(Mutex<HashMap<Vec<u8>, u64>>);
+struct Seen {
+    /// By the second until which they count, each with its client.
+    by_end: BTreeMap<u64, HashMap<Vec<u8>, Arc<str>>>,
+    count: usize,
+    by_client: HashMap<Arc<str>, usize>,
+}
+
+impl Default for SeenSignatures {
+    fn default() -> Self {
+        Self::since(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
+    }
+}
 
 impl SeenSignatures {
-    /// Remembers a signature. Returns false if it is known.
-    pub(crate) fn add(&self, signature: Vec<u8>, until: u64, now: u64) -> Result<bool, Error> {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.len() >= MAX_SEEN {
-            seen.retain(|_, until| *until >= now);
+    fn since(began: u64) -> Self {
+        Self { began, state: Mutex::default() }
+    }
+
+    /// Remembers a signature.
+    ///
+    /// # Errors
+    /// It does not count.
+    pub(crate) fn add(
+        &self,
+        signature: Vec<u8>,
+        created: u64,
+        until: u64,
+        client: &Arc<str>,
+        now: u64,
+    ) -> Result<(), NotTaken> {
+        if created < self.began {
+            return Err(NotTaken::BeforeStart);
         }
-        if seen.len() >= MAX_SEEN {
-            return Err(Error::Limit("signatures of this relay"));
+        let mut seen = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.forget_before(now);
+        if seen.by_end.get(&until).is_some_and(|same_end| same_end.contains_key(&signature)) {
+            return Err(NotTaken::Used);
         }
-        Ok(seen.insert(signature, until).is_none())
+        let of_client = seen.by_client.get(client).copied().unwrap_or_default();
+        if seen.count >= MAX_SEEN || of_client >= MAX_OF_CLIENT {
+            return Err(NotTaken::TooMany);
+        }
+        seen.count += 1;
+        *seen.by_client.entry(client.clone()).or_default() += 1;
+        seen.by_end.entry(until).or_default().insert(signature, client.clone());
+        Ok(())
+    }
+}
+
+impl Seen {
+    fn forget_before(&mut self, now: u64) {
+        while let Some(first) = self.by_end.first_entry().filter(|first| *first.key() < now) {
+            for client in first.remove().into_values() {
+                self.count -= 1;
+                if let Some(count) = self.by_client.get_mut(&client) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.by_client.remove(&client);
+                    }
+                }
+            }
+        }
     }
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_counts_once_and_few_are_remembered() {
-        let seen = SeenSignatures::default();
-        assert!(seen.add(vec![1], 100, 50).unwrap());
-        assert!(!seen.add(vec![1], 100, 50).unwrap());
-        for number in 1..MAX_SEEN {
-            assert!(seen.add(number.to_be_bytes().to_vec(), 100, 50).unwrap());
-        }
-        assert!(seen.add(vec![2], 100, 50).is_err());
+    fn a_signature_counts_once_and_a_client_has_not_all_the_room() {
+        let seen = SeenSignatures::since(40);
+        let (one, other) = (Arc::from("one"), Arc::from("other"));
+        let add = |number: usize, client, now| seen.add(number.to_be_bytes().to_vec(), 45, 100, client, now);
+        assert_eq!(seen.add(vec![1], 39, 100, &one, 50), Err(NotTaken::BeforeStart));
+        assert_eq!(add(0, &one, 50), Ok(()));
+        assert_eq!(add(0, &other, 50), Err(NotTaken::Used));
+        assert!((1..MAX_OF_CLIENT).all(|number| add(number, &one, 50).is_ok()));
+        assert_eq!(add(MAX_OF_CLIENT, &one, 50), Err(NotTaken::TooMany));
+        assert_eq!(add(MAX_OF_CLIENT, &other, 50), Ok(()));
         // The old ones make room.
-        assert!(seen.add(vec![2], 200, 101).unwrap());
+        assert_eq!(add(MAX_OF_CLIENT + 1, &one, 100), Err(NotTaken::TooMany));
+        assert_eq!(seen.add(vec![1], 102, 162, &one, 101), Ok(()));
+        assert_eq!(seen.state.lock().map(|seen| (seen.count, seen.by_client.len())).ok(), Some((1, 1)));
     }
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::PathAndQuery;
+use hermes_model::trust::SUBSCRIBERS_BEHIND;
 use hermes_relay::fields::{
-    BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIBERS_BEHIND,
-    SUBSCRIPTION, TIMEOUT,
+    BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::Framing;
 use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
@@ -34,6 +34,8 @@ const FRAME_BYTES: usize = 64 << 10;
 const MAX_CHANNELS: usize = 64;
 /// The timeout of a subscription that only shows whether the next relay accepts it.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause before a channel whose feed has ended is fed again.
+const FEED_PAUSE: Duration = Duration::from_millis(100);
 /// Characters of the name of a group.
 const MAX_GROUP: usize = 64;
 
@@ -157,22 +159,27 @@ async fn join(
             match feed.outcome().await {
                 Outcome::Follows => {}
                 Outcome::Refused(refused) => return Err(NotBegun::AtNext(refused)),
-                Outcome::Gone => continue 'attempts,
+                Outcome::Gone => {
+                    tokio::time::sleep(FEED_PAUSE).await;
+                    continue 'attempts;
+                }
             }
         }
         let subscription = of_route.relay.subscribe(wanted.clone(), clock.now()).map_err(NotBegun::Here)?;
         let is_fed = |(channel, feed): (&(Arc<str>, _), &FeedHandle)| of_route.feeds.has(&channel.0, feed);
-        // A feed that had no subscriber may have ended meanwhile. It is rare, and ends by the timeouts of the route.
+        // A feed that had no subscriber may have ended meanwhile. The attempts end by the timeouts of the route.
         if wanted.channels.iter().zip(&feeds).all(is_fed) {
             return Ok((subscription, nexts));
         }
+        drop(subscription);
+        tokio::time::sleep(FEED_PAUSE).await;
     }
 }
 
 /// The number of subscribers behind a relaying node. `None` for other clients, whose claim is not believed.
 fn behind(request: &RelayRequest<'_>) -> Result<Option<u64>, Error> {
     let facts = &request.entry.facts;
-    let Some(number) = text(&facts.headers, &SUBSCRIBERS_BEHIND)?.filter(|_| facts.trust.is_believed()) else {
+    let Some(number) = text(&facts.headers, &SUBSCRIBERS_BEHIND)?.filter(|_| facts.trust.is_proxy()) else {
         return Ok(None);
     };
     let malformed = || Error::Malformed(format!("{SUBSCRIBERS_BEHIND} must be a number"));

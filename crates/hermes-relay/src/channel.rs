@@ -145,7 +145,10 @@ impl Member {
     fn misses(&mut self, missed: Option<u64>, until: EventId, is_same_epoch: bool) -> Option<Option<u64>> {
         match self.skip_until.filter(|_| is_same_epoch) {
             Some(has) if until.sequence <= has => None,
-            Some(has) => Some(missed.map(|_| until.sequence - has)),
+            Some(has) => {
+                self.skip_until = None;
+                Some(missed.map(|missed| missed.min(until.sequence - has)))
+            }
             None => {
                 self.skip_until = None;
                 Some(missed)
@@ -341,7 +344,10 @@ impl Channel {
                 for number in &takers {
                     state.give(*number, &job, limits, now);
                 }
-                state.keep_fed(place, &takers, &job, limits, now);
+                // A group that is full misses a realtime one, as at the root.
+                if full_groups == 0 {
+                    state.keep_fed(place, &takers, &job, limits, now);
+                }
                 let (subscribers, delivered) = (state.weight_of(room.keys()), takers.len() as u64);
                 Receipt { id: None, subscribers, delivered, dropped: full_groups }
             }

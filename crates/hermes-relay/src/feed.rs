@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::EventId;
 use crate::channel::{Channel, PublishProgress, Receipt};
-use crate::{EventId, NewPublication, PublishError, Relay};
+use crate::publication::FedPublication;
+use crate::relay::{PublishError, Relay, SubscribeError};
 
 /// The feeding end of a channel. The channel exists as long as this value.
 #[derive(Debug)]
@@ -20,22 +22,19 @@ pub struct Feed {
     channel: Arc<Channel>,
 }
 
-/// A publication of the other relay.
-#[derive(Clone, Debug)]
-pub struct FedPublication {
-    /// Its fields and bytes.
-    pub content: NewPublication,
-    /// Its identifier. `None` for a publication for one subscriber of each group.
-    pub id: Option<EventId>,
-    /// Its publisher waits for slow subscribers.
-    pub is_reliable: bool,
+impl Relay {
+    /// Begins to feed a channel from another relay, which numbers its publications. The channel exists as long as the
+    /// feed. `epoch` is a random number, for a channel that begins now.
+    ///
+    /// # Errors
+    /// A bound is reached, or the relay has been closed.
+    pub fn feed(self: &Arc<Self>, channel: &str, epoch: u64, now: Duration) -> Result<Feed, SubscribeError> {
+        let channel = self.fed_channel(channel, epoch, now)?;
+        Ok(Feed { relay: self.clone(), channel })
+    }
 }
 
 impl Feed {
-    pub(crate) fn new(relay: Arc<Relay>, channel: Arc<Channel>) -> Self {
-        Self { relay, channel }
-    }
-
     /// The position after the latest publication, to resume from.
     pub fn position(&self) -> EventId {
         self.channel.position()

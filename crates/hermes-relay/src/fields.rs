@@ -26,8 +26,6 @@ pub const RELAY: HeaderName = HeaderName::from_static("hermes-relay");
 pub const DELIVER: HeaderName = HeaderName::from_static("hermes-deliver");
 /// The number of subscribers of a channel.
 pub const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers");
-/// The number of subscribers behind a node that subscribes for them. Only nodes may send it.
-pub const SUBSCRIBERS_BEHIND: HeaderName = HeaderName::from_static("hermes-subscribers-behind");
 /// The time between heartbeats in seconds, for a node that subscribes for others.
 pub const HEARTBEAT: HeaderName = HeaderName::from_static("hermes-heartbeat");
 /// The number of subscribers in whose queues a publication is.

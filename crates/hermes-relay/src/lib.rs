@@ -20,8 +20,8 @@ mod relay;
 
 pub use channel::{Audience, Losses, PublishProgress, Receipt};
 pub use event_id::EventId;
-pub use feed::{FedPublication, Feed};
+pub use feed::Feed;
 pub use limits::RelayLimits;
-pub use publication::{NewPublication, Publication, Reserved};
+pub use publication::{FedPublication, NewPublication, Publication, Reserved};
 pub use queue::{Delivery, End};
 pub use relay::{PublishError, Relay, RelayCounters, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};

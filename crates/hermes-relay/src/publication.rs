@@ -23,6 +23,17 @@ pub struct NewPublication {
     pub body: Bytes,
 }
 
+/// A publication of the other relay.
+#[derive(Clone, Debug)]
+pub struct FedPublication {
+    /// Its fields and bytes.
+    pub content: NewPublication,
+    /// Its identifier. `None` for a publication for one subscriber of each group.
+    pub id: Option<EventId>,
+    /// Its publisher waits for slow subscribers.
+    pub is_reliable: bool,
+}
+
 /// A publication of a channel.
 #[derive(Debug)]
 pub struct Publication {

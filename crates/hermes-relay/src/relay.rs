@@ -16,10 +16,9 @@ use tokio::sync::Semaphore;
 
 use crate::channel::{Audience, Channel, Joined, Losses, NewMember, Place, PublishProgress, Receipt};
 use crate::event_id::EventId;
-use crate::feed::{FedPublication, Feed};
 use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
-use crate::publication::{NewPublication, Publication, Reserved};
+use crate::publication::{FedPublication, NewPublication, Publication, Reserved};
 use crate::queue::{Delivery, End, QueueLimits, SubscriberQueue};
 
 /// The most idle channels that are known between two sweeps, to make room for new ones.
@@ -342,12 +341,8 @@ impl Relay {
         }
     }
 
-    /// Begins to feed a channel from another relay, which numbers its publications. The channel exists as long as the
-    /// feed. `epoch` is a random number, for a channel that begins now.
-    ///
-    /// # Errors
-    /// A bound is reached, or the relay has been closed.
-    pub fn feed(self: &Arc<Self>, channel: &str, epoch: u64, now: Duration) -> Result<Feed, SubscribeError> {
+    /// Finds or begins a channel that another relay feeds.
+    pub(crate) fn fed_channel(&self, channel: &str, epoch: u64, now: Duration) -> Result<Arc<Channel>, SubscribeError> {
         let mut table = self.lock();
         table.now = now;
         if table.is_closed {
@@ -356,7 +351,7 @@ impl Relay {
         let most = table.limits.channels;
         let channel = table.channel(channel, epoch, now).ok_or(SubscribeError::TooManyChannels(most))?;
         channel.begin_feed();
-        Ok(Feed::new(self.clone(), channel))
+        Ok(channel)
     }
 
     /// Publishes to a fed channel, by the rules of a local publication.

@@ -4,14 +4,10 @@
 //! an algorithm that the RFC calls insecure.
 
 use aws_lc_rs::digest::{SHA256, SHA512, digest};
-use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
 use sfv::{BareItem, Dictionary, Item, ListEntry, Parser};
 
-use crate::signature::lines;
-
-/// The field with the digest of a content.
-pub const CONTENT_DIGEST: HeaderName = HeaderName::from_static("content-digest");
+use crate::fields::{CONTENT_DIGEST, lines};
 
 /// The digest of a content as the value of `content-digest`.
 pub fn content_digest(content: &[u8]) -> HeaderValue {

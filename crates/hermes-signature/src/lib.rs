@@ -6,9 +6,11 @@
 //! clock.
 
 mod digest;
+mod fields;
 mod key;
 mod signature;
 
-pub use digest::{CONTENT_DIGEST, content_digest, is_content_of};
+pub use digest::{content_digest, is_content_of};
+pub use fields::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT};
 pub use key::{KeyError, PublicKey, SigningKey};
-pub use signature::{SIGNATURE, SIGNATURE_INPUT, SignatureError, Signed, SignedRequest, sign, verify};
+pub use signature::{SignatureError, Signed, SignedRequest, sign, verify};

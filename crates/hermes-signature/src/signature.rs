@@ -4,16 +4,11 @@
 //! the key that signed, and when. Never: a signature that covers less than the request's method, authority, path, query and
 //! digest; a second signature; or a component with parameters.
 
-use http::header::HeaderName;
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use sfv::{BareItem, Dictionary, FieldType as _, InnerList, Item, Key, ListEntry, Parameters, Parser};
 
-use crate::{CONTENT_DIGEST, PublicKey, SigningKey};
-
-/// The field that names what a signature covers.
-pub const SIGNATURE_INPUT: HeaderName = HeaderName::from_static("signature-input");
-/// The field with the signature.
-pub const SIGNATURE: HeaderName = HeaderName::from_static("signature");
+use crate::fields::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT, lines};
+use crate::key::{PublicKey, SigningKey};
 
 const LABEL: &str = "hermes";
 const ALGORITHM: &str = "ed25519";
@@ -68,12 +63,6 @@ pub enum SignatureError {
     /// Another request, another key, or a forgery.
     #[error("the signature does not fit the request")]
     Forged,
-}
-
-/// The lines of a field as one value. `None`: it is absent, or no text.
-pub(crate) fn lines(headers: &HeaderMap, name: &HeaderName) -> Option<String> {
-    let lines: Option<Vec<&str>> = headers.get_all(name).iter().map(|line| line.to_str().ok().map(str::trim)).collect();
-    lines.filter(|lines| !lines.is_empty()).map(|lines| lines.join(", "))
 }
 
 impl SignedRequest<'_> {

@@ -11,7 +11,8 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
 use http::{HeaderMap, Method};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use tokio::process::Command;
 
 const ROOT: &str = "
@@ -187,4 +188,50 @@ async fn the_commands_sign_with_a_key_of_their_own_or_of_openssl() {
     let output = Command::new(hermes()).arg("key").arg(&own).output().await.unwrap();
     assert!(!output.status.success());
     assert_eq!(std::fs::read_to_string(&own).unwrap(), "no key", "a file that is no key stays as it is");
+}
+
+/// A relay that forges: it answers a subscription with parts of its own.
+async fn forge(listener: &TcpListener, part: String) {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        request.push(stream.read_u8().await.unwrap());
+    }
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: multipart/mixed; boundary=b\r\nhermes-subscription: 0\r\n\
+                hermes-timeout: 60\r\nhermes-event-id: 0000000000000001-0\r\n\r\n--b\r\n";
+    stream.write_all(format!("{head}{part}\r\n--b\r\n").as_bytes()).await.unwrap();
+    // Until the client has left.
+    let _ = stream.read_u8().await;
+}
+
+#[tokio::test]
+async fn a_subscriber_need_not_trust_the_relays() {
+    let (key, _) = SigningKey::generate().unwrap();
+    let path = format!("/pk/{}/from/news", key.public().name());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let authority = listener.local_addr().unwrap().to_string();
+    let url = format!("http://{authority}{path}");
+    let mut headers = HeaderMap::new();
+    headers.insert(CONTENT_DIGEST, content_digest(b"true"));
+    let request = SignedRequest {
+        method: &Method::POST,
+        authority: &authority,
+        path: &path,
+        query: None,
+        headers: &headers.clone(),
+    };
+    headers.extend(sign(&key, &request, now(), "n").unwrap());
+    let fields: String =
+        headers.iter().map(|(name, value)| format!("{name}: {}\r\n", value.to_str().unwrap())).collect();
+    for (fields, content, is_genuine) in [(&*fields, "true", true), (&*fields, "fake", false), ("", "true", false)] {
+        let part = format!("hermes-event-id: 0000000000000001-1\r\n{fields}content-length: 4\r\n\r\n{content}");
+        let mut subscribing = Command::new(hermes());
+        subscribing.args(["subscribe", &url, "-n", "1"]).kill_on_drop(true);
+        let (output, ()) = tokio::join!(subscribing.output(), forge(&listener, part));
+        let output = output.unwrap();
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), is_genuine, "{words}");
+        assert_eq!(output.stdout, if is_genuine { &b"true\n"[..] } else { b"" });
+        assert!(is_genuine || words.contains("is not signed by the holder of the key"), "{words}");
+    }
 }

@@ -196,6 +196,11 @@ async fn what_a_websocket_may_not_do_is_told() {
     message(&mut socket);
     socket.send(Message::text("x")).unwrap();
     assert_eq!(message(&mut socket), json!({"refused": "this client may not publish to the channel"}));
+    // A client that may only publish must not subscribe by another method.
+    let upgrade = ["connection: upgrade", "upgrade: websocket", "sec-websocket-version: 13"];
+    let fields = upgrade.iter().flat_map(|field| ["--header", field]);
+    let put: Vec<&str> = ["--request", "PUT"].into_iter().chain(fields).collect();
+    assert_eq!(curl(&node, "/chat/a", &put).await.0, 405);
     // More than a unit.
     let (mut socket, _) = open(address, "/chat/a", "");
     message(&mut socket);

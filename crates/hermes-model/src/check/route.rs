@@ -480,6 +480,12 @@ fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, 
         let message = "no effect: this route forwards no requests; remove it";
         report.warning(format!("{at}.idempotency-key"), message);
     }
+    let is_below = matches!(action, Action::Relay(relay) if relay.upstream.is_some());
+    if is_below && section.rewrite.as_ref().is_some_and(|rewrite| rewrite.path.is_some()) {
+        let message = "the paths of channels must be the same at all relays, since they say whose key counts; remove it, \
+                       or use an upstream without relay";
+        report.problem(format!("{at}.rewrite.path"), message);
+    }
     let is_relay = matches!(action, Action::Relay(_));
     if section.rewrite.is_some() && (answered && !is_relay || tunnel) {
         report.warning(format!("{at}.rewrite"), "no effect: this route forwards no requests; remove it");

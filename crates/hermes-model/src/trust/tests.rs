@@ -156,3 +156,20 @@ fn overlay_headers_of_strangers_are_removed_and_origins_are_proven() {
     assert_eq!(settled(ingress(), Some("address/10.1.2.3")), (mtu.clone(), "address/10.1.2.3".to_owned()));
     assert_eq!(settled(ingress(), None), (mtu, "node/ingress".to_owned()));
 }
+
+/// A certificate that speaks for its holder alone does not prove that others were checked.
+#[test]
+fn only_nodes_that_pass_on_assertions_say_for_how_many_they_subscribe() {
+    let snapshot = snapshot("{node: edge, listeners: [{name: in, bind: '127.0.0.1:1', protocol: http}]}");
+    for (trust, is_kept) in [
+        (Trust::Anonymous, false),
+        (certified(Some("laptop"), &[], false), false),
+        (certified(Some("ingress"), &[], true), true),
+        (Trust::Address, true),
+    ] {
+        let mut facts = packets("10.0.0.1/32", 0).header("hermes-subscribers-behind", "5");
+        facts.trust = trust.clone();
+        settle(&mut facts, &snapshot.listeners[0], &snapshot).unwrap();
+        assert_eq!(facts.headers.contains_key(SUBSCRIBERS_BEHIND), is_kept, "{trust:?}");
+    }
+}
