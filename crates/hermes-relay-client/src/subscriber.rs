@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_relay::fields::{EVENT_ID, GROUP, LAST_EVENT_ID, MISSED, SUBSCRIBE, SUBSCRIPTION, TIMEOUT};
+use hermes_relay::fields::{EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MISSED, SUBSCRIBE, SUBSCRIPTION, TIMEOUT};
 use hermes_relay::framing::multipart::{Parser, Part};
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -17,6 +17,10 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{Client, ClientError, Connection, number};
+
+/// The heartbeats that may be missing before a subscription counts as broken, and the longest time between two.
+const MISSING_HEARTBEATS: u32 = 3;
+const MAX_HEARTBEAT: Duration = Duration::from_secs(3600);
 
 /// The rules of a subscription.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +68,9 @@ pub struct Subscriber<'c> {
     timeout: Duration,
     position: String,
     refresh_at: Instant,
+    /// The longest silence of a relay that still sends heartbeats. `None`: it does not say how often it does.
+    max_silence: Option<Duration>,
+    silent_at: Instant,
     /// A refresh on a connection of its own. Publications are read meanwhile.
     refreshing: Option<Refreshing<'c>>,
     _connection: Connection,
@@ -95,6 +102,9 @@ impl Client {
         let parser = Parser::new(content_type, max_bytes).ok_or_else(no_relay)?;
         let subscription = headers.get(SUBSCRIPTION).cloned().ok_or_else(no_relay)?;
         let timeout = Duration::from_secs(number(headers, &TIMEOUT).ok_or_else(no_relay)?);
+        let max_silence = number(headers, &HEARTBEAT).map(|seconds| {
+            MISSING_HEARTBEATS * Duration::from_secs(seconds).clamp(Duration::from_secs(1), MAX_HEARTBEAT)
+        });
         let position = headers.get(EVENT_ID).and_then(|id| id.to_str().ok()).ok_or_else(no_relay)?.to_owned();
         Ok(Subscriber {
             client: self,
@@ -105,6 +115,8 @@ impl Client {
             timeout,
             position,
             refresh_at: Instant::now() + timeout / 2,
+            max_silence,
+            silent_at: Instant::now() + max_silence.unwrap_or_default(),
             refreshing: None,
             _connection: connection,
         })
@@ -139,6 +151,10 @@ impl<'c> Subscriber<'c> {
             }
             let frame = tokio::select! {
                 frame = self.body.frame() => frame,
+                // The network has changed, and no packet of the old connection arrives.
+                () = tokio::time::sleep_until(self.silent_at), if self.max_silence.is_some() => {
+                    return Err(ClientError::Broken("the relay is silent".to_owned()));
+                }
                 refreshed = refreshed(&mut self.refreshing) => {
                     self.refreshing = None;
                     self.after_refresh(refreshed)?;
@@ -150,6 +166,7 @@ impl<'c> Subscriber<'c> {
                     continue;
                 }
             };
+            self.silent_at = Instant::now() + self.max_silence.unwrap_or_default();
             match frame {
                 Some(Ok(frame)) => self.parser.push(frame.data_ref().map_or(&[][..], |data| data)),
                 Some(Err(error)) => return Err(ClientError::Broken(format!("the subscription broke off: {error}"))),

@@ -96,7 +96,7 @@ impl Backfill {
                 Source::Opening(accepted) => match ready!(accepted.as_mut().poll(cx)) {
                     Ok(accepted) => self.source = Source::Open(accepted.deliveries),
                     Err(refused) => {
-                        tracing::info!(
+                        tracing::debug!(
                             channel = &*self.channel,
                             reason = &*refused.reason,
                             "a subscriber resumes with a gap"

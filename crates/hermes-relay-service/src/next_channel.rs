@@ -3,6 +3,7 @@
 //! In: the client that causes a subscription, and the position to resume after. Out: publications and gaps, with the
 //! identifiers of the next relay. Never: the identity of that client, since a subscription may serve others, too.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -59,7 +60,8 @@ impl NextChannel {
         let facts = Facts {
             listener: of.listener.clone(),
             kind: Kind::Http,
-            source: of.source,
+            // The node itself.
+            source: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             trust: Trust::Anonymous,
             user: None,
             method: Method::GET,

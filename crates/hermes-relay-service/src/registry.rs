@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hermes_model::snapshot::{Action, Relay as RelaySettings, Snapshot};
 use hermes_relay::{Losses, Relay, RelayCounters, RelayLimits};
+use hermes_transport::log_throttle::LogThrottle;
 use hermes_transport::metrics::{Metrics, ResultLabels};
 use tokio::time::Instant;
 
@@ -50,11 +51,12 @@ struct RelayTable {
 }
 
 /// The relay of a route.
-#[derive(Debug)]
 pub(crate) struct RouteRelay {
     pub(crate) relay: Arc<Relay>,
     /// The channels that the next relay feeds.
     pub(crate) feeds: Feeds,
+    /// Log lines about subscriptions at the next relay that broke off.
+    pub(crate) breaks: LogThrottle,
     /// The upstream of the next relay.
     upstream: Option<Arc<str>>,
 }
@@ -92,7 +94,12 @@ impl Relays {
         if let Some(of_route) = table.by_route.get(route).filter(|_| is_current) {
             return of_route.clone();
         }
-        let of_route = Arc::new(RouteRelay { relay: Relay::new(limits(settings)), feeds: Feeds::default(), upstream });
+        let of_route = Arc::new(RouteRelay {
+            relay: Relay::new(limits(settings)),
+            feeds: Feeds::default(),
+            breaks: LogThrottle::default(),
+            upstream,
+        });
         if !is_current {
             of_route.relay.close();
         } else {

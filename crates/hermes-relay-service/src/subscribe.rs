@@ -60,7 +60,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
         return Ok(refusal(StatusCode::NOT_ACCEPTABLE, reason));
     };
     match begin(request).await? {
-        Ok(begun) => Ok(stream(request, begun, framing)?),
+        Ok(begun) => Ok(stream(request, begun, framing)),
         Err(error) => Ok(not_begun(request, &error)),
     }
 }
@@ -321,7 +321,7 @@ fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Er
     Ok(ids)
 }
 
-fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing) -> Result<Response<Body>, Error> {
+fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing) -> Response<Body> {
     let Begun { deliveries, timeout } = begun;
     let (content_type, start) = (framing.content_type(), deliveries.position());
     let id = deliveries.subscription.id().to_string();
@@ -336,14 +336,12 @@ fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing) -> Result<
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(INCREMENTAL, HeaderValue::from_static("?1"));
     headers.insert(TIMEOUT, timeout.as_secs().into());
-    if behind(request)?.is_some() {
-        headers.insert(HEARTBEAT, request.settings.heartbeat.as_secs().max(1).into());
-    }
+    headers.insert(HEARTBEAT, request.settings.heartbeat.as_secs().max(1).into());
     // Hexadecimal digits, hyphens and commas.
     for (name, value) in [(SUBSCRIPTION, id), (EVENT_ID, start)] {
         headers.extend(HeaderValue::try_from(value).ok().map(|value| (name, value)));
     }
-    Ok(response)
+    response
 }
 
 /// The body of a subscription.

@@ -130,10 +130,12 @@ impl FeedTask {
             };
             let pause = attempts.begin();
             self.worker.shared.metrics.relay_upstream_breaks.inc();
-            tracing::info!(
-                channel = &*self.channel, %reason, next_attempt_in_secs = pause.as_secs_f64(),
-                "the subscription at the next relay broke off"
-            );
+            if let Some(suppressed) = self.of_route.breaks.happened(self.worker.now()) {
+                tracing::info!(
+                    channel = &*self.channel, %reason, next_attempt_in_secs = pause.as_secs_f64(), suppressed,
+                    "the subscription at the next relay broke off"
+                );
+            }
             self.progress.send_replace(Progress::Connecting);
             if self.retire() {
                 return;
@@ -278,9 +280,7 @@ async fn refreshed(refreshing: &mut Option<NextResponse>) -> Result<Response<Bod
 
 /// Whether another attempt would be refused, too.
 fn is_final(status: StatusCode) -> bool {
-    let is_temporary = matches!(
-        status,
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS | StatusCode::NOT_FOUND
-    );
+    let is_temporary =
+        matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS);
     status == StatusCode::LOOP_DETECTED || status.is_client_error() && !is_temporary
 }

@@ -26,7 +26,7 @@ pub const RELAY: HeaderName = HeaderName::from_static("hermes-relay");
 pub const DELIVER: HeaderName = HeaderName::from_static("hermes-deliver");
 /// The number of subscribers of a channel.
 pub const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers");
-/// The time between heartbeats in seconds, for a node that subscribes for others.
+/// The time between heartbeats of a subscription in seconds.
 pub const HEARTBEAT: HeaderName = HeaderName::from_static("hermes-heartbeat");
 /// The number of subscribers in whose queues a publication is.
 pub const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");

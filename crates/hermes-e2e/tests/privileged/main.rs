@@ -5,4 +5,5 @@
 mod behind_nat;
 mod dial_scope;
 mod ip;
+mod relay_mobility;
 mod transparent;
