@@ -273,6 +273,18 @@ fn tunnel(request: &mut Request<'_>, far: UpstreamEnd) -> ActionOutcome {
     ActionOutcome::Tunnel { head, far, body }
 }
 
+/// Applies the route's changes to the head of a response that this node makes.
+fn rewrite_response(
+    generation: &Generation,
+    session: &Session,
+    route: &Route,
+    headers: &mut HeaderMap,
+) -> Result<(), Error> {
+    let Some(rewrite) = &route.rewrite else { return Ok(()) };
+    let vars = TemplateValues { facts: &session.entry.facts, node: &generation.snapshot.node };
+    rewrite.response(headers, &vars).map_err(|error| Error::Malformed(error.to_string()))
+}
+
 /// Serves a request at the relay of its route, or passes it on to the next relay.
 async fn to_relay(
     worker: &Rc<Worker>,
@@ -311,11 +323,7 @@ async fn to_relay(
     }
     let body = std::mem::replace(&mut request.body, RequestBody::Empty);
     let mut response = hermes_relay_service::serve(&of_relay, body).await?;
-    if let Some(rewrite) = &route.rewrite {
-        let vars = TemplateValues { facts: &entry.facts, node: &generation.snapshot.node };
-        let rewritten = rewrite.response(response.headers_mut(), &vars);
-        rewritten.map_err(|error| Error::Malformed(error.to_string()))?;
-    }
+    rewrite_response(generation, session, route, response.headers_mut())?;
     Ok(ActionOutcome::Response(response))
 }
 
@@ -376,10 +384,7 @@ fn tunnel_on(
         }
     };
     let mut head = upgrade::accepted(&request.upgrade, request.version, &request.facts, head);
-    if let Some(rewrite) = &route.rewrite {
-        let vars = TemplateValues { facts: &session.entry.facts, node: &generation.snapshot.node };
-        rewrite.response(head.headers_mut(), &vars).map_err(|error| Error::Malformed(error.to_string()))?;
-    }
+    rewrite_response(generation, session, route, head.headers_mut())?;
     let body = (request.upgrade == UpgradeKind::Post).then(|| std::mem::replace(&mut request.body, RequestBody::Empty));
     Ok(ActionOutcome::Tunnel { head, far: UpstreamEnd::Stream(stream), body })
 }

@@ -176,7 +176,7 @@ async fn join(
     }
 }
 
-/// The number of subscribers behind a relaying node. `None` for other clients, whose claim is not believed.
+/// The number of subscribers behind a relaying node. `None` for other clients: their claim is ignored.
 fn behind(request: &RelayRequest<'_>) -> Result<Option<u64>, Error> {
     let facts = &request.entry.facts;
     let Some(number) = text(&facts.headers, &SUBSCRIBERS_BEHIND)?.filter(|_| facts.trust.is_proxy()) else {

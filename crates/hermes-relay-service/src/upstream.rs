@@ -28,7 +28,7 @@ use crate::registry::{RelayClock, RouteRelay};
 
 /// The timeout of the subscription. A node that vanishes is forgotten after it.
 const TIMEOUT_AT_NEXT: Duration = Duration::from_secs(60);
-/// The time for which a feed without subscribers goes on: a client that reconnects finds it.
+/// The time for which a feed stays without subscribers, so that a client that reconnects finds it.
 const LINGER: Duration = Duration::from_secs(5);
 /// The heartbeats of the next relay that may be missing before the subscription counts as broken.
 const MISSING_HEARTBEATS: u32 = 4;

@@ -16,61 +16,8 @@ use tokio::sync::{Semaphore, watch};
 use crate::EventId;
 use crate::limits::RelayLimits;
 use crate::publication::{NewPublication, Publication};
+use crate::publishing::{Audience, Place, PublishProgress, Receipt};
 use crate::queue::{Delivery, End, Offered, Room, SubscriberQueue};
-
-/// The subscribers that get a publication.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Audience {
-    /// All subscribers.
-    #[default]
-    All,
-    /// One subscriber of each group. Subscribers without a group form one.
-    OneOfEachGroup,
-}
-
-/// The place of a publication in its channel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    /// The next number, or none if it is for one of each group.
-    Next(Audience),
-    /// The identifier that the relay has given that feeds the channel. `None`: it is for one of each group.
-    Fed(Option<EventId>),
-}
-
-impl Place {
-    fn audience(self) -> Audience {
-        match self {
-            Self::Next(audience) => audience,
-            Self::Fed(Some(_)) => Audience::All,
-            Self::Fed(None) => Audience::OneOfEachGroup,
-        }
-    }
-}
-
-/// The outcome of a publication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receipt {
-    /// The identifier that the channel gave to it. `None` for a publication for one of each group.
-    pub id: Option<EventId>,
-    /// The subscribers of the channel, with those behind relaying nodes.
-    pub subscribers: u64,
-    /// The subscribers in whose queues it is. All behind a relaying node count if it is in the queue of that node.
-    pub delivered: u64,
-    /// The subscribers, or for one of each group the groups, that do not get it because of full queues.
-    pub dropped: u64,
-}
-
-/// The progress of a publication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PublishProgress {
-    /// All queues of the audience have it.
-    Done(Receipt),
-    /// A queue is full. The publisher is woken when it has room.
-    Waiting {
-        /// The time at which the publisher should try again at the latest.
-        until: Duration,
-    },
-}
 
 #[derive(Debug)]
 pub(crate) struct Channel {

@@ -11,9 +11,11 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::EventId;
-use crate::channel::{Channel, PublishProgress, Receipt};
+use crate::channel::Channel;
 use crate::publication::FedPublication;
-use crate::relay::{PublishError, Relay, SubscribeError};
+use crate::publishing::{PublishProgress, Receipt};
+use crate::relay::Relay;
+use crate::request::{PublishError, SubscribeError};
 
 /// The feeding end of a channel. The channel exists as long as this value.
 #[derive(Debug)]

@@ -5,8 +5,6 @@
 //! forgotten. Never: a random number of its own; the caller provides them.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -14,95 +12,20 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use crate::channel::{Audience, Channel, Joined, Losses, NewMember, Place, PublishProgress, Receipt};
+use crate::channel::{Channel, Joined, Losses, NewMember};
 use crate::event_id::EventId;
 use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
 use crate::publication::{FedPublication, NewPublication, Publication, Reserved};
+use crate::publishing::{Audience, Place, PublishProgress, Receipt};
 use crate::queue::{Delivery, End, QueueLimits, SubscriberQueue};
+use crate::request::{PublishError, SubscribeError, SubscribeRequest, SubscriptionId};
 
 /// The most idle channels that are known between two sweeps, to make room for new ones.
 const MAX_IDLE: usize = 1024;
 
 /// The time for which a delivery must have waited before its subscriber counts as slow when memory is short.
 const MIN_SLOW: Duration = Duration::from_secs(1);
-
-/// The number that identifies a subscription. It is random, since a client refreshes the subscription by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SubscriptionId(pub u128);
-
-impl fmt::Display for SubscriptionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
-}
-
-impl FromStr for SubscriptionId {
-    type Err = SubscribeError;
-
-    fn from_str(text: &str) -> Result<Self, SubscribeError> {
-        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
-        number.map(Self).ok_or(SubscribeError::Unknown)
-    }
-}
-
-/// A subscription that a client asks for.
-#[derive(Clone, Debug)]
-pub struct SubscribeRequest {
-    /// A new random number.
-    pub id: SubscriptionId,
-    /// The user or address that the subscription counts for.
-    pub subject: Arc<str>,
-    /// The channels, and the latest publication of each that the client has.
-    pub channels: Vec<(Arc<str>, Option<EventId>)>,
-    /// The group for publications that go to one of its members.
-    pub group: Option<Arc<str>>,
-    /// The time after which it ends unless it is refreshed.
-    pub timeout: Duration,
-    /// For a relaying node, the number of subscribers behind it. Such a subscription does not count for its subject, since
-    /// it stands for many clients.
-    pub behind: Option<u64>,
-    /// A random number, for channels that begin now.
-    pub epoch: u64,
-}
-
-/// The reason why a subscription or a refresh is refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SubscribeError {
-    /// The timeout is longer than allowed.
-    #[error("the longest timeout of a subscription is {} s", .0.as_secs())]
-    TimeoutTooLong(Duration),
-    /// A bound of the relay.
-    #[error("the relay has its most channels ({0})")]
-    TooManyChannels(usize),
-    /// A bound of the relay.
-    #[error("the relay has its most subscribed channels ({0})")]
-    TooManySubscriptions(usize),
-    /// A bound of each client.
-    #[error("this client subscribes to its most channels ({0})")]
-    TooManyOfSubject(usize),
-    /// The relay has been closed.
-    #[error("the relay no longer serves the channel")]
-    Closed,
-    /// It does not exist, or belongs to another client.
-    #[error("no such subscription of this client; it may have expired")]
-    Unknown,
-}
-
-/// The reason why a publication is refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PublishError {
-    /// A bound of the relay.
-    #[error("the relay has its most channels ({0})")]
-    TooManyChannels(usize),
-    /// A bound of the relay in bytes.
-    #[error("the publications in queues and histories have their most bytes ({0})")]
-    Memory(u64),
-    /// The relay has been closed.
-    #[error("the relay no longer serves the channel")]
-    Closed,
-}
 
 /// Numbers of a relay, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -569,8 +492,8 @@ impl Subscription {
     }
 
     /// The end of the publications that the subscriber lacks of each channel, in the order of [`Self::channels`]. They
-    /// begin after the position at which the subscription begins. The relay that feeds the channel may have them. They come before the deliveries
-    /// of the channel.
+    /// begin after the position at which the subscription begins, and come before the deliveries of the channel. The
+    /// relay that feeds the channel may have them.
     pub fn lacks(&self) -> impl Iterator<Item = Option<EventId>> {
         self.memberships.iter().map(|membership| membership.joined.lacks_until)
     }

@@ -182,7 +182,7 @@ impl World {
                     position.sequence += 1;
                     assert_eq!(publication.id, Some(position));
                 }
-                // What follows `until` arrives by the feed.
+                // Later publications than `until` arrive by the feed.
                 Some(Delivery::Gap { until: gap, .. }) => position = gap.min(EventId { epoch: gap.epoch, ..until }),
                 // The first relay is another one: the subscriber learns of a gap.
                 None => return until,

@@ -33,7 +33,7 @@ pub enum KeyError {
 pub struct PublicKey([u8; 32]);
 
 impl PublicKey {
-    /// Reads a key as signatures name it: 43 characters of base64url. `None`: the text is no key.
+    /// Reads a key as it stands in a signature: 43 characters of base64url. `None`: the text is no key.
     pub fn parse(text: &str) -> Option<Self> {
         Some(Self(BASE64_URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok()?))
     }

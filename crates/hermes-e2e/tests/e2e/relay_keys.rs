@@ -187,7 +187,7 @@ async fn the_commands_sign_with_a_key_of_their_own_or_of_openssl() {
     std::fs::write(&own, "no key").unwrap();
     let output = Command::new(hermes()).arg("key").arg(&own).output().await.unwrap();
     assert!(!output.status.success());
-    assert_eq!(std::fs::read_to_string(&own).unwrap(), "no key", "a file that is no key stays as it is");
+    assert_eq!(std::fs::read_to_string(&own).unwrap(), "no key", "a file without a key is not changed");
 }
 
 /// A relay that forges: it answers a subscription with parts of its own.

@@ -133,7 +133,7 @@ upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
     assert!(field(&head, "hermes-event-id").is_some(), "{head}");
     assert_eq!(message(&mut second)["data"], "two");
     assert_eq!(curl(&node, "/chat/a", &["--data", "x", "--header", "origin: https://evil.example"]).await.0, 403);
-    // What the root refuses.
+    // The root refuses publications to one channel, and has no other.
     let (mut reader, _) = open(node.address("web"), "/readable/a", "");
     message(&mut reader);
     reader.send(Message::text("x")).unwrap();

@@ -122,7 +122,7 @@ async fn each_publication_crosses_each_link_once() {
     assert!(sent.iter().all(|sent| *sent < 4 * 50_000 + 20_000), "more than once: {sent:?}");
 }
 
-/// What was published while a node is away arrives when it is back, without a gap.
+/// Publications during the absence of a node arrive when it is back, without a gap.
 #[tokio::test]
 async fn a_node_that_restarts_costs_its_subscribers_nothing() {
     let overlay = Overlay::new(hermes()).unwrap();
@@ -154,7 +154,7 @@ async fn a_node_that_restarts_costs_its_subscribers_nothing() {
     assert_eq!(subscriber.json().await["data"], "four");
 }
 
-/// A client that goes on at another node has each publication once, whether that node subscribes already or not.
+/// A client that resumes at another node gets each publication once, even if that node already subscribes.
 #[tokio::test]
 async fn a_client_that_moves_to_another_node_misses_nothing() {
     let overlay = Overlay::new(hermes()).unwrap();
@@ -191,7 +191,7 @@ async fn a_client_that_moves_to_another_node_misses_nothing() {
     let (status, _, body) =
         curl(&left, "/events/a", &[&json(&[])[..], &["--header", "last-event-id: x"]].concat()).await;
     assert_eq!(status, 400, "{body}");
-    // Of what the root no longer has, the client learns.
+    // The client learns how many publications the root no longer has.
     for number in 0..20 {
         publish(&root, "/events/a", &format!("later {number}"), &HOST).await;
     }

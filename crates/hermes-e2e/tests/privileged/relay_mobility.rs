@@ -1,4 +1,4 @@
-//! A phone that changes networks goes on with its subscription, and misses nothing.
+//! A phone that changes networks resumes its subscription, and misses nothing.
 //!
 //! In: a relay that a phone reaches by two links, one after the other. Out: all reliable publications in their order, those
 //! that were published while the phone had no network included.
