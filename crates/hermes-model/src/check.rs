@@ -105,6 +105,7 @@ fn build(draft: &Draft, base: &Path, report: &mut Report) -> Snapshot {
         upstream::build(section, &format!("upstreams[{at}]"), &context, report).map(Arc::new)
     });
     let names = Names {
+        node: &head.node,
         listeners: &draft.listener_names,
         upstreams: upstreams.iter().map(|(_, upstream)| (&*upstream.name, upstream)).collect(),
         upstream_names: &draft.upstream_names,
@@ -178,7 +179,8 @@ fn unused_upstreams(
     if routes.len() < draft.route_count {
         return;
     }
-    let used: Vec<&str> = routes.iter().filter_map(|(_, route)| Some(&*route.action.upstream()?.name)).collect();
+    let used: Vec<&str> =
+        routes.iter().flat_map(|(_, route)| route.action.upstreams()).map(|upstream| &*upstream.name).collect();
     let dialled = draft.listeners.iter().filter_map(|(_, listener)| listener.dial.as_deref());
     let used: HashSet<&str> = used.into_iter().chain(dialled).collect();
     for (at, upstream) in upstreams.iter().filter(|(_, upstream)| !used.contains(&*upstream.name)) {

@@ -18,8 +18,8 @@ use crate::matcher::{Condition, Matcher, list};
 use crate::path::readings;
 use crate::scalar::HumanDuration;
 use crate::snapshot::{
-    Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, RelayMode, Route, Snapshot, Target,
-    Terminate, Timeouts,
+    Action, ClientAuth, Custody, Durable, Endpoint, Listener, ListenerProtocol, RelayMode, RelayTree, Route, Snapshot,
+    Target, Terminate, Timeouts,
 };
 use crate::trust::{HERMES_USER, listener_user, settle};
 
@@ -329,11 +329,15 @@ fn one_action(action: &Action) -> String {
                 RelayMode::Realtime => "realtime",
                 RelayMode::Reliable => "reliable",
             };
-            let root = relay
-                .upstream
-                .as_ref()
-                .map(|upstream| format!(", as a part of the tree of upstream {}", upstream.name));
-            format!("relay publications to subscribers ({mode}){}", root.unwrap_or_default())
+            let place = match &relay.tree {
+                RelayTree::Root => String::new(),
+                RelayTree::Below(upstream) => format!(", as a part of the tree of upstream {}", upstream.name),
+                RelayTree::Peers(peers) => {
+                    let names: Vec<&str> = peers.iter().map(|peer| &*peer.node).collect();
+                    format!(", with channels shared by {}", names.join(", "))
+                }
+            };
+            format!("relay publications to subscribers ({mode}){place}")
         }
         Action::Respond(respond) => format!("respond {}", respond.status.as_u16()),
         Action::Redirect(redirect) => format!("redirect {} to {}", redirect.status.as_u16(), redirect.location),

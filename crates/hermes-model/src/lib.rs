@@ -16,6 +16,7 @@ pub mod limits;
 pub mod matcher;
 mod path;
 pub mod pattern;
+pub mod rendezvous;
 pub mod rewrite;
 pub mod scalar;
 pub mod snapshot;

@@ -41,13 +41,21 @@ pub const HERMES_ORIGIN: HeaderName = HeaderName::from_static("hermes-origin");
 /// may send it: a relay trusts them to have checked these subscribers.
 pub const SUBSCRIBERS_BEHIND: HeaderName = HeaderName::from_static("hermes-subscribers-behind");
 
+/// The field in which a node asks a peer to keep a copy of a channel, for this number of seconds, and to hand it over. Only
+/// nodes that pass on assertions of others may send it.
+pub const STAND_BY: HeaderName = HeaderName::from_static("hermes-stand-by");
+
+/// The field in which a node that keeps a copy confirms what it has. See [`STAND_BY`].
+pub const CONFIRMED: HeaderName = HeaderName::from_static("hermes-confirmed");
+
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
 /// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing.
-const OF_RELAYS: [HeaderName; 14] = [
+const OF_RELAYS: [HeaderName; 15] = [
     HeaderName::from_static("hermes-channel"),
     HeaderName::from_static("hermes-channels"),
+    HeaderName::from_static("hermes-copies"),
     HeaderName::from_static("hermes-deliver"),
     HeaderName::from_static("hermes-delivered"),
     HeaderName::from_static("hermes-event-id"),
@@ -187,7 +195,9 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         remove_where(&mut facts.headers, is_claim);
     }
     if !facts.trust.is_proxy() {
-        facts.headers.remove(SUBSCRIBERS_BEHIND);
+        for name in [SUBSCRIBERS_BEHIND, STAND_BY, CONFIRMED] {
+            facts.headers.remove(name);
+        }
     }
     if facts.kind == Kind::Ip {
         settle_origin(facts);

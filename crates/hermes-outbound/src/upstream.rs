@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hermes_model::facts::Facts;
+use hermes_model::rendezvous;
 use hermes_model::snapshot::{Balance, Endpoint as Place, Upstream};
 use hermes_net::tls::RustlsClientConfig;
 
@@ -209,7 +210,7 @@ impl UpstreamState {
                 let source = facts.source.ip().to_string();
                 let key = facts.headers.get(header).map_or(source.as_bytes(), |value| value.as_bytes());
                 // Rendezvous hashing: if an endpoint is added or removed, only sessions of that endpoint move.
-                candidates.iter().copied().max_by_key(|index| weight(key, &self.endpoints[*index].name))?
+                candidates.iter().copied().max_by_key(|index| rendezvous::weight(key, &self.endpoints[*index].name))?
             }
         })
     }
@@ -223,21 +224,6 @@ impl UpstreamState {
     pub fn failed(&self, endpoint: usize, now: u64) -> bool {
         self.endpoints[endpoint].passive.failed(&self.config.outlier, now)
     }
-}
-
-/// Returns the weight of an endpoint for a key in rendezvous hashing: FNV-1a over key and endpoint, then the finalizer
-/// of MurmurHash3. Without the finalizer, keys that differ only in their last character would prefer the same endpoint.
-/// Every worker, node and version must choose the same endpoint, and the standard library guarantees no stable hash.
-fn weight(key: &[u8], endpoint: &str) -> u64 {
-    // This byte never occurs in UTF-8, so it separates key and endpoint unambiguously.
-    const BETWEEN: u8 = 0xff;
-    let bytes = key.iter().chain([&BETWEEN]).chain(endpoint.as_bytes());
-    let mut hash =
-        bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
-    for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
-        hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
-    }
-    hash ^ (hash >> 33)
 }
 
 /// The guard that counts a session as in flight at its endpoint.
@@ -256,32 +242,5 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.state.endpoints[self.endpoint].in_flight.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::weight;
-
-    /// The expected values come from an independent program. A change of the function would move sessions to other
-    /// endpoints.
-    #[test]
-    fn weights_are_the_same_for_every_version() {
-        assert_eq!(weight(b"", "192.0.2.1:80"), 0x3ef0_705c_dcce_28ec);
-        assert_eq!(weight(b"alice", "192.0.2.1:80"), 0xf0da_552f_9fce_a979);
-        assert_eq!(weight(b"alice", "[2001:db8::1]:9443"), 0x89e7_c431_1065_4a2f);
-    }
-
-    #[test]
-    fn keys_that_resemble_each_other_are_spread_evenly() {
-        let endpoints = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
-        let mut shares = [0; 4];
-        for number in 0..4_000 {
-            let key = format!("user-{number}");
-            let choice = (0..4).max_by_key(|index: &usize| weight(key.as_bytes(), endpoints[*index]));
-            shares[choice.unwrap_or_default()] += 1;
-        }
-        // A fair distribution deviates by more than 150 from 1000 once in ten million.
-        assert!(shares.iter().all(|share| (850..1_150).contains(share)), "{shares:?}");
     }
 }

@@ -295,13 +295,13 @@ async fn to_relay(
     mut request: Request<'_>,
 ) -> Result<ActionOutcome, Error> {
     let (entry, relays) = (&session.entry, &worker.services.relays);
-    let next = settings.upstream.as_ref().map(|_| {
-        let next: Rc<dyn NextRelay> = Rc::new(ToNextRelay { worker: worker.clone(), route: route.name.clone() });
-        next
-    });
+    let next: Rc<dyn NextRelay> = Rc::new(ToNextRelay { worker: worker.clone(), route: route.name.clone() });
     let of_relay = RelayRequest { worker, relays, next, entry, route, settings };
     let for_next = ForNext::of(&of_relay)?;
-    if let (Some(upstream), Some(_), true) = (&settings.upstream, &for_next, request.upgrade != UpgradeKind::None) {
+    let of_next =
+        |next: ForNext| Some((settings.tree.upstreams().find(|upstream| upstream.name == next.upstream)?, next));
+    let for_next = for_next.and_then(of_next);
+    if let (Some((upstream, _)), true) = (&for_next, request.upgrade != UpgradeKind::None) {
         return to_upstream(worker, generation, session, route, upstream, request).await;
     }
     if request.upgrade.is_to(hermes_relay_service::WEBSOCKET) {
@@ -313,7 +313,7 @@ async fn to_relay(
     if request.upgrade != UpgradeKind::None {
         return Err(unsuitable(route, entry.facts.kind));
     }
-    if let (Some(upstream), Some(for_next)) = (&settings.upstream, for_next) {
+    if let Some((upstream, for_next)) = for_next {
         let state = generation.state_of(upstream)?;
         let interim = interim(&mut request);
         let forward = Forward::new(worker, generation, entry, route, &request, interim);

@@ -63,16 +63,20 @@ impl Backfill {
                 Some(NextDelivery::Publication(publication)) => {
                     // A publication for one of a group has no place in the channel.
                     let Some(id) = publication.id else { continue };
-                    if id.epoch == self.until.epoch && id > self.position && id <= self.until {
+                    let is_next = id.epoch == self.position.epoch && id > self.position;
+                    if is_next && id.sequence <= self.until.sequence {
                         self.position = id;
                         return Poll::Ready(Some(self.publication(of, publication)));
                     }
-                    if id.epoch != self.until.epoch || id > self.until {
+                    if !is_next && id.epoch != self.until.epoch || id > self.until {
                         return Poll::Ready(Some(self.gap(None, self.until)));
                     }
                 }
-                // Later publications than `until` arrive by the channel.
-                Some(NextDelivery::Gap { missed, until }) if until.epoch == self.until.epoch && until < self.until => {
+                // Later publications than `until` arrive by the channel. Another root may have gone on before that.
+                Some(NextDelivery::Gap { missed, until })
+                    if until.sequence < self.until.sequence
+                        && (until.epoch == self.until.epoch || missed == Some(0)) =>
+                {
                     return Poll::Ready(Some(self.gap(missed, until)));
                 }
                 Some(NextDelivery::Gap { .. }) | None => return Poll::Ready(Some(self.gap(None, self.until))),
@@ -87,7 +91,7 @@ impl Backfill {
             match &mut self.source {
                 Source::Waiting(next, relay, max_bytes) => {
                     // It stands for no subscriber: that of the channel does.
-                    let standing = Standing { timeout: MAX_SILENCE, subscribers: 0 };
+                    let standing = Standing { timeout: MAX_SILENCE, subscribers: 0, confirmed: None };
                     let (next, relay, max_bytes) = ((**next).clone(), relay.clone(), *max_bytes);
                     self.silent_at.as_mut().reset(Instant::now() + MAX_SILENCE);
                     let opening = next.subscribe(standing, Some(self.position), relay, max_bytes);

@@ -7,13 +7,18 @@
 mod backfill;
 mod certified;
 mod deliveries;
+mod feeder;
 mod feeds;
+mod lead;
 mod next_channel;
 mod next_relay;
 mod origin;
 mod publish;
+mod receipts;
 mod registry;
 mod seen_signatures;
+mod siblings;
+mod stand_by;
 mod subscribe;
 mod upstream;
 mod websocket;
@@ -24,6 +29,7 @@ use std::sync::Arc;
 use hermes_model::decode_unreserved;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Relay as RelaySettings, Route};
+use hermes_model::trust::STAND_BY;
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::WorkerContext;
@@ -35,6 +41,7 @@ use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 pub use self::next_relay::{NextRelay, NextResponse};
 use self::origin::Page;
 pub use self::registry::Relays;
+use self::siblings::Siblings;
 
 /// A proxy should pass the body on as it arrives (RFC 10036).
 const INCREMENTAL: HeaderName = HeaderName::from_static("incremental");
@@ -45,8 +52,8 @@ pub struct RelayRequest<'a> {
     pub worker: &'a Rc<WorkerContext>,
     /// The relays of the node.
     pub relays: &'a Relays,
-    /// The way to the next relay, if the route has one (`relay.upstream`).
-    pub next: Option<Rc<dyn NextRelay>>,
+    /// The way to the other relays of the route, if it has any.
+    pub next: Rc<dyn NextRelay>,
     /// Its session.
     pub entry: &'a Rc<SessionEntry>,
     /// Its route.
@@ -66,6 +73,7 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
         return Ok(response);
     }
     let mut response = match facts.method {
+        Method::GET if facts.headers.contains_key(STAND_BY) => stand_by::serve(request)?,
         Method::GET => subscribe::serve(request).await?,
         Method::PUT | Method::POST => publish::serve(request, body).await?,
         _ => {
@@ -81,7 +89,11 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
 
 /// A request that the next relay serves, and not this node: a member of a group, and the refresh of a subscription that
 /// began there. It must be sent without `Origin`, since this node has judged its page.
-pub struct ForNext(Page);
+pub struct ForNext {
+    /// The upstream of the next relay.
+    pub upstream: Arc<str>,
+    page: Page,
+}
 
 impl ForNext {
     /// The same request, if it is one.
@@ -90,13 +102,16 @@ impl ForNext {
     /// Its page may not use the relay.
     pub fn of(request: &RelayRequest<'_>) -> Result<Option<Self>, Error> {
         let facts = &request.entry.facts;
-        let is_for_next = request.next.is_some() && facts.method == Method::GET && subscribe::is_for_next(request);
-        if is_for_next { Ok(Some(Self(Page::of(facts, &request.settings.origins)?))) } else { Ok(None) }
+        if facts.method != Method::GET || !subscribe::is_for_next(request) {
+            return Ok(None);
+        }
+        let Some(upstream) = Siblings::of(request).next_of(&channel(request.entry, None)) else { return Ok(None) };
+        Ok(Some(Self { upstream, page: Page::of(facts, &request.settings.origins)? }))
     }
 
     /// Lets the page read the response.
     pub fn admit(&self, headers: &mut HeaderMap) {
-        self.0.admit(headers);
+        self.page.admit(headers);
     }
 }
 

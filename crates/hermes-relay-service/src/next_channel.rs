@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
-use hermes_model::trust::SUBSCRIBERS_BEHIND;
+use hermes_model::trust::{CONFIRMED, STAND_BY, SUBSCRIBERS_BEHIND};
 use hermes_relay::fields::{
     DELIVER, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, RELAY, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
@@ -32,9 +32,18 @@ const REASON_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest time between heartbeats that a document allows.
 const MAX_HEARTBEAT: Duration = Duration::from_secs(3600);
 
-/// A channel at the next relay.
+/// A channel at another relay.
 #[derive(Clone)]
 pub(crate) struct NextChannel {
+    next: Rc<dyn NextRelay>,
+    /// The upstream of that relay.
+    upstream: Arc<str>,
+    facts: Facts,
+}
+
+/// A channel as this node asks other relays about it.
+#[derive(Clone)]
+pub(crate) struct ChannelRequests {
     next: Rc<dyn NextRelay>,
     facts: Facts,
 }
@@ -45,14 +54,16 @@ pub(crate) struct Standing {
     pub(crate) timeout: Duration,
     /// The subscribers that it stands for.
     pub(crate) subscribers: u64,
+    /// This node keeps a copy of the channel, and has it up to this position.
+    pub(crate) confirmed: Option<EventId>,
 }
 
-impl NextChannel {
-    /// The channel at this path. Requests carry the `Via` of the client that causes them, so that nodes that are each
-    /// other's next relay notice the loop.
-    pub(crate) fn new(next: Rc<dyn NextRelay>, of: &Facts, path: &PathAndQuery) -> Self {
+impl ChannelRequests {
+    /// The channel at this path, for a client. With `carries_via`, requests have the `Via` of the client, so that nodes that
+    /// are each other's next relay notice the loop.
+    pub(crate) fn new(next: Rc<dyn NextRelay>, of: &Facts, path: &PathAndQuery, carries_via: bool) -> Self {
         let mut headers = HeaderMap::new();
-        for via in of.headers.get_all(VIA) {
+        for via in of.headers.get_all(VIA).iter().filter(|_| carries_via) {
             headers.append(VIA, via.clone());
         }
         // The query may have the position or the timeout of the client.
@@ -75,13 +86,23 @@ impl NextChannel {
         Self { next, facts }
     }
 
+    /// The channel at the relay of an upstream.
+    pub(crate) fn at(&self, upstream: &Arc<str>) -> NextChannel {
+        NextChannel { next: self.next.clone(), upstream: upstream.clone(), facts: self.facts.clone() }
+    }
+}
+
+impl NextChannel {
     fn send(&self, standing: Standing, fields: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> NextResponse {
         let mut facts = self.facts.clone();
         let behind = u32::try_from(standing.subscribers).unwrap_or(u32::MAX);
         facts.headers.insert(TIMEOUT, standing.timeout.as_secs().into());
         facts.headers.insert(SUBSCRIBERS_BEHIND, behind.into());
+        if let Some(confirmed) = standing.confirmed.and_then(value) {
+            facts.headers.insert(CONFIRMED, confirmed);
+        }
         facts.headers.extend(fields);
-        self.next.send(facts, Bytes::new())
+        self.next.send(self.upstream.clone(), facts, Bytes::new())
     }
 
     /// Subscribes after a position, or to later publications alone. If the timeout is too long for the next relay, it is
@@ -102,16 +123,41 @@ impl NextChannel {
             standing.timeout = standing.timeout.min(Duration::from_secs(longest));
             response = self.ask(standing, after).await;
         }
-        accepted(response, standing.timeout, relay, max_bytes).await
+        accepted(response, standing, relay, max_bytes).await
     }
 
     fn ask(&self, standing: Standing, after: Option<EventId>) -> NextResponse {
         let is_true = (SUBSCRIBE, HeaderValue::from_static("true"));
         let accept = (ACCEPT, HeaderValue::from_static("multipart/mixed"));
-        // Digits and a hyphen.
-        let position = after.and_then(|after| HeaderValue::try_from(after.to_string()).ok());
-        let position = position.map(|position| (LAST_EVENT_ID, position));
+        let position = after.and_then(value).map(|position| (LAST_EVENT_ID, position));
         self.send(standing, [is_true, accept].into_iter().chain(position))
+    }
+
+    /// Asks the relay to keep a copy for some time, and to hand over what it has after a position. `None`: it has not known
+    /// the channel.
+    ///
+    /// # Errors
+    /// The relay cannot be reached, or refuses.
+    pub(crate) async fn stand_by(
+        &self,
+        time: Duration,
+        after: EventId,
+        relay: &Arc<Relay>,
+        max_bytes: usize,
+    ) -> Result<Option<NextDeliveries>, Refused> {
+        let standing = Standing { timeout: time, subscribers: 0, confirmed: None };
+        let position = value(after).map(|position| (LAST_EVENT_ID, position));
+        let fields = [(STAND_BY, time.as_secs().into())].into_iter().chain(position);
+        let response = self.send(standing, fields).await.map_err(unreachable)?;
+        match response.status() {
+            StatusCode::OK => {}
+            StatusCode::NO_CONTENT => return Ok(None),
+            _ => return Err(refused(response).await),
+        }
+        let (head, body) = response.into_parts();
+        let content_type = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let parser = content_type.and_then(|content_type| Parser::new(content_type, max_bytes)).ok_or_else(no_relay)?;
+        Ok(Some(NextDeliveries { body, parser, relay: relay.clone(), reserved: relay.reserve() }))
     }
 
     /// Extends a subscription.
@@ -126,6 +172,8 @@ pub(crate) struct Accepted {
     /// The position after which it delivers.
     pub(crate) position: EventId,
     pub(crate) timeout: Duration,
+    /// The next relay knows that this one keeps a copy.
+    pub(crate) keeps_copy: bool,
     /// The time between heartbeats, if the next relay tells it.
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) deliveries: NextDeliveries,
@@ -134,14 +182,11 @@ pub(crate) struct Accepted {
 /// Reads the response to a subscription. Publications of more than `max_bytes` count as missed.
 async fn accepted(
     response: Result<Response<Body>, Error>,
-    timeout: Duration,
+    standing: Standing,
     relay: Arc<Relay>,
     max_bytes: usize,
 ) -> Result<Accepted, Refused> {
-    let response = response.map_err(|error| Refused {
-        status: error.status(),
-        reason: format!("the next relay cannot be reached: {error}").into(),
-    })?;
+    let response = response.map_err(unreachable)?;
     if response.status() != StatusCode::OK {
         return Err(refused(response).await);
     }
@@ -151,21 +196,35 @@ async fn accepted(
         let position = head.headers.get(EVENT_ID)?.to_str().ok()?.parse().ok()?;
         Some((head.headers.get(SUBSCRIPTION)?.clone(), position, parser))
     };
-    let (id, position, parser) = of_relay().ok_or_else(|| Refused {
-        status: StatusCode::BAD_GATEWAY,
-        reason: Arc::from("the response of the next relay is not that of a relay; check `relay.upstream`"),
-    })?;
+    let (id, position, parser) = of_relay().ok_or_else(no_relay)?;
     let heartbeat = head.headers.get(HEARTBEAT).and_then(number);
     let heartbeat = heartbeat.map(|seconds| Duration::from_secs(seconds).min(MAX_HEARTBEAT));
     let reserved = relay.reserve();
-    Ok(Accepted { id, position, timeout, heartbeat, deliveries: NextDeliveries { body, parser, relay, reserved } })
+    let (timeout, keeps_copy) = (standing.timeout, standing.confirmed.is_some());
+    Ok(Accepted {
+        id,
+        position,
+        timeout,
+        keeps_copy,
+        heartbeat,
+        deliveries: NextDeliveries { body, parser, relay, reserved },
+    })
+}
+
+fn unreachable(error: Error) -> Refused {
+    Refused { status: error.status(), reason: format!("the next relay cannot be reached: {error}").into() }
+}
+
+fn no_relay() -> Refused {
+    let reason = Arc::from("the response of the next relay is not that of a relay; check the upstreams of `relay`");
+    Refused { status: StatusCode::BAD_GATEWAY, reason }
 }
 
 /// A refusal of the next relay, with the reason that it gives.
 pub(crate) async fn refused(response: Response<Body>) -> Refused {
     let status = response.status();
     if !status.is_client_error() && !status.is_server_error() {
-        let reason = format!("the next relay responded {status}, as no relay does; check `relay.upstream`");
+        let reason = format!("the next relay responded {status}, as no relay does; check the upstreams of `relay`");
         return Refused { status: StatusCode::BAD_GATEWAY, reason: reason.into() };
     }
     let text = Limited::new(response.into_body(), MAX_REASON).collect();
@@ -173,6 +232,11 @@ pub(crate) async fn refused(response: Response<Body>) -> Refused {
     let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).trim().to_owned()).unwrap_or_default();
     let colon = if text.is_empty() { "" } else { ": " };
     Refused { status, reason: format!("the next relay responded {status}{colon}{text}").into() }
+}
+
+fn value(position: EventId) -> Option<HeaderValue> {
+    // Digits and a hyphen.
+    HeaderValue::try_from(position.to_string()).ok()
 }
 
 fn number(value: &HeaderValue) -> Option<u64> {
@@ -202,6 +266,11 @@ pub(crate) struct NextDeliveries {
 }
 
 impl NextDeliveries {
+    /// Whether the relay has ended them by itself.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.parser.has_ended()
+    }
+
     /// Takes the next delivery. The error tells why the subscription has ended.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<NextDelivery, String>> {
         if let Some(delivery) = self.take_part().map_err(|error| format!("malformed publication: {error}"))? {

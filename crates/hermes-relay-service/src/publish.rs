@@ -5,7 +5,6 @@
 //! Never: a write to a subscriber's connection.
 
 use std::pin::pin;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -13,27 +12,31 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::RelayMode;
-use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
-use hermes_relay::{Audience, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved};
+use hermes_relay::fields::{COPIES, DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
+use hermes_relay::{
+    Audience, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved,
+};
 use hermes_signature::{SIGNATURE, SIGNATURE_INPUT};
 use hermes_transport::body::{Body, RequestBody};
-use hermes_transport::error::Error;
-use hermes_transport::metrics::{Metrics, ResultLabels, RouteLabels};
-use hermes_transport::runtime::Shared;
+use hermes_transport::error::{Error, Retry};
 use http::header::{CONTENT_LENGTH, EXPECT, HeaderName, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
-use crate::feeds::Refused;
-use crate::next_channel::refused as refused_by_next;
-use crate::next_relay::NextRelay;
-use crate::registry::RelayClock;
-use crate::{RelayRequest, certified, channel, refusal, text};
+use crate::feeds::{Outcome, Refused};
+use crate::next_channel::{ChannelRequests, refused as refused_by_next};
+use crate::receipts::count;
+use crate::siblings::Siblings;
+use crate::{RelayRequest, certified, channel, refusal, text, upstream};
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";
+/// The attempts to find the root of a channel whose root moves.
+const MAX_ATTEMPTS: usize = 20;
+/// The pause between two of them.
+const FEED_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of these fields. Readers of parts accept 16 KiB (`hermes_relay::framing::multipart`).
 const MAX_FIELD_BYTES: usize = 8 << 10;
 
@@ -53,9 +56,10 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     // Before anything of the body takes memory.
     let signed = certified::check_publisher(request)?;
     let outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
+    let relay = outlet.relay().clone();
     // Publications that wait for room count, too.
-    let mut reserved = outlet.relay.reserve();
-    let body = match read(request, &outlet.relay, &mut reserved, body).await? {
+    let mut reserved = relay.reserve();
+    let body = match read(request, &relay, &mut reserved, body).await? {
         Ok(body) => body,
         Err(Unread::TooLong) => {
             let most = request.settings.unit;
@@ -79,7 +83,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     let published = outlet.publish(without_page((**facts).clone()), content).await;
     request.entry.set_held(false);
     match published {
-        Ok(receipt) => Ok(answer(receipt)),
+        Ok(published) => Ok(answer(published)),
         Err(NotPublished::Here(error)) => Ok(refused(&error)),
         Err(NotPublished::AtNext(refused)) => Ok(refusal(refused.status, format!("{}\n", refused.reason))),
         Err(NotPublished::Unreachable(error)) => Err(error),
@@ -113,15 +117,20 @@ pub(crate) fn of_socket(facts: &Facts, content: &NewPublication) -> Facts {
 /// A channel to publish to, in one mode.
 #[derive(Clone)]
 pub(crate) struct Outlet {
-    pub(crate) relay: Arc<Relay>,
     channel: Arc<str>,
     mode: RelayMode,
     audience: Audience,
-    route: Arc<str>,
-    clock: RelayClock,
-    shared: Arc<Shared>,
-    /// The way to the next relay, if this one is not the root.
-    next: Option<Rc<dyn NextRelay>>,
+    siblings: Siblings,
+    /// Requests about the channel to other relays.
+    requests: ChannelRequests,
+    stall: Duration,
+}
+
+/// The outcome of a publication.
+pub(crate) struct Published {
+    pub(crate) receipt: Receipt,
+    /// The other relays that have it, too.
+    copies: u64,
 }
 
 /// The reason why nothing was published.
@@ -140,57 +149,112 @@ pub(crate) enum NotPublished {
 
 impl Outlet {
     pub(crate) fn new(request: &RelayRequest<'_>, channel: Arc<str>, mode: RelayMode, audience: Audience) -> Self {
-        Self {
-            relay: request.relays.of(&request.route.name, request.settings).relay.clone(),
-            channel,
-            mode,
-            audience,
-            route: request.route.name.clone(),
-            clock: request.relays.clock(),
-            shared: request.worker.shared.clone(),
-            next: request.next.clone(),
-        }
+        let siblings = Siblings::of(request);
+        let requests = siblings.requests(&request.entry.facts, &request.entry.facts.path);
+        Self { channel, mode, audience, siblings, requests, stall: request.settings.stall }
     }
 
     pub(crate) fn route(&self) -> &Arc<str> {
-        &self.route
+        &self.siblings.route
     }
 
-    /// Publishes at the root of the tree, as the client of `facts`.
-    pub(crate) async fn publish(&self, facts: Facts, content: NewPublication) -> Result<Receipt, NotPublished> {
-        let Some(next) = &self.next else { return Ok(self.publish_here(content).await?) };
-        let response = next.send(facts, content.body).await.map_err(NotPublished::Unreachable)?;
-        if !response.status().is_success() {
-            return Err(NotPublished::AtNext(refused_by_next(response).await));
+    pub(crate) fn relay(&self) -> &Arc<Relay> {
+        &self.siblings.of_route.relay
+    }
+
+    /// Publishes at the root of the channel, as the client of `facts`.
+    pub(crate) async fn publish(&self, facts: Facts, content: NewPublication) -> Result<Published, NotPublished> {
+        if !self.siblings.exist() {
+            return Ok(self.publish_here(content).await?);
         }
-        let text = |name: &HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
-        let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok()).unwrap_or_default();
-        let (subscribers, delivered) = (number(&SUBSCRIBERS), number(&DELIVERED));
-        let id = text(&EVENT_ID).and_then(|id| id.parse().ok());
-        Ok(Receipt { id, subscribers, delivered, dropped: subscribers.saturating_sub(delivered) })
+        let feeds = &self.siblings.of_route.feeds;
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let is_last = attempts == MAX_ATTEMPTS;
+            let upstream = match self.siblings.next_of(&self.channel) {
+                Some(upstream) => upstream,
+                None => match self.outcome().await? {
+                    Outcome::Follows(upstream) => upstream,
+                    Outcome::Leads => match self.publish_here(content.clone()).await {
+                        // A peer has just taken over.
+                        Err(PublishError::NotRoot) if !is_last => {
+                            tokio::time::sleep(FEED_PAUSE).await;
+                            continue;
+                        }
+                        published => return Ok(published?),
+                    },
+                    Outcome::Refused(refused) => return Err(NotPublished::AtNext(refused)),
+                    Outcome::Gone if is_last => return Err(PublishError::NotRoot.into()),
+                    Outcome::Gone => continue,
+                },
+            };
+            let sent = self.siblings.next.send(upstream.clone(), facts.clone(), content.body.clone()).await;
+            return match sent {
+                Ok(response) => of_next(response).await,
+                // The peers after it do without it. A second failure of the only one is final.
+                Err(error) if error.retry() == Retry::Always && self.siblings.are_peers() && !is_last => {
+                    if feeds.is_away(&upstream) {
+                        tokio::time::sleep(FEED_PAUSE).await;
+                    }
+                    feeds.set_away(&upstream);
+                    continue;
+                }
+                Err(error) => Err(NotPublished::Unreachable(error)),
+            };
+        }
     }
 
-    /// Publishes at this relay, and counts. A reliable publication waits until all queues have room, and until reliable
-    /// publications before it are in them.
-    async fn publish_here(&self, content: NewPublication) -> Result<Receipt, PublishError> {
+    /// Waits until this node has its place in the tree of the channel.
+    async fn outcome(&self) -> Result<Outcome, NotPublished> {
+        let feed = upstream::feed(&self.siblings, &self.requests, &self.channel);
+        let mut feed = feed.map_err(|error| {
+            NotPublished::AtNext(Refused { status: StatusCode::SERVICE_UNAVAILABLE, reason: error.to_string().into() })
+        })?;
+        Ok(feed.outcome().await)
+    }
+
+    /// Publishes at this relay, and counts. A reliable publication waits until all queues have room, until reliable
+    /// publications before it are in them, and until the relays that keep a copy have it.
+    async fn publish_here(&self, content: NewPublication) -> Result<Published, PublishError> {
         let published = match self.mode {
             RelayMode::Realtime => {
-                let (epoch, now) = (rand::random(), self.clock.now());
-                self.relay.publish_realtime(&self.channel, content, self.audience, epoch, now)
+                let (epoch, now) = (rand::random(), self.siblings.clock.now());
+                self.relay().publish_realtime(&self.channel, content, self.audience, epoch, now)
             }
             RelayMode::Reliable => self.publish_reliable(&content).await,
         };
+        let metrics = &self.siblings.worker.shared.metrics;
         match &published {
-            Ok(receipt) => count(&self.shared.metrics, &self.route, receipt),
-            Err(PublishError::TooManyChannels(_)) => self.shared.metrics.limit("relay-channels"),
-            Err(PublishError::Memory(_)) => self.shared.metrics.limit("relay-memory"),
-            Err(PublishError::Closed) => {}
+            Ok(receipt) => count(metrics, self.route(), receipt),
+            Err(PublishError::TooManyChannels(_)) => metrics.limit("relay-channels"),
+            Err(PublishError::Memory(_)) => metrics.limit("relay-memory"),
+            Err(PublishError::Closed | PublishError::NotRoot) => {}
         }
-        published
+        let receipt = published?;
+        let copies = match receipt.id.filter(|_| self.mode == RelayMode::Reliable && self.siblings.are_peers()) {
+            Some(id) => self.copied(id).await,
+            None => 0,
+        };
+        Ok(Published { receipt, copies })
+    }
+
+    /// Waits until all relays that keep a copy have a publication, and returns their number. One that does not confirm it
+    /// for as long as a subscriber may read nothing keeps no copy any more.
+    async fn copied(&self, id: EventId) -> u64 {
+        let Some(mut copies) = self.relay().copies(&self.channel) else { return 0 };
+        let is_copied = |copies: &Copies| copies.stand_bys == 0 || copies.until >= id.sequence;
+        let of = |copies: &Copies| copies.stand_bys as u64;
+        if let Ok(Ok(copies)) = tokio::time::timeout(self.stall, copies.wait_for(is_copied)).await {
+            return of(&copies);
+        }
+        let ended = self.relay().end_stand_bys(&self.channel, id);
+        self.siblings.worker.shared.metrics.limit_by("relay-stalled", ended);
+        of(&copies.borrow()).saturating_sub(ended)
     }
 
     async fn publish_reliable(&self, content: &NewPublication) -> Result<Receipt, PublishError> {
-        let turn = self.relay.turn(&self.channel);
+        let turn = self.relay().turn(&self.channel);
         let _turn = match &turn {
             // The semaphore is never closed.
             Some(turn) => turn.acquire().await.ok(),
@@ -200,8 +264,8 @@ impl Outlet {
         let mut timer = pin!(tokio::time::sleep(Duration::ZERO));
         std::future::poll_fn(|cx| {
             loop {
-                let (now, waker) = (self.clock.now(), cx.waker());
-                match self.relay.poll_publish_reliable(&self.channel, content, self.audience, epoch, waker, now) {
+                let (now, waker) = (self.siblings.clock.now(), cx.waker());
+                match self.relay().poll_publish_reliable(&self.channel, content, self.audience, epoch, waker, now) {
                     Ok(PublishProgress::Done(receipt)) => return Poll::Ready(Ok(receipt)),
                     Ok(PublishProgress::Waiting { until }) => {
                         timer.as_mut().reset(Instant::now() + until.saturating_sub(now));
@@ -215,16 +279,18 @@ impl Outlet {
     }
 }
 
-/// Counts a publication of a route.
-pub(crate) fn count(metrics: &Metrics, route: &Arc<str>, receipt: &Receipt) {
-    metrics.relay_publications.get_or_create(&RouteLabels { route: route.clone() }).inc();
-    for (result, count) in [("queued", receipt.delivered), ("dropped", receipt.dropped)] {
-        if count > 0 {
-            metrics.relay_deliveries.get_or_create(&ResultLabels { result }).inc_by(count);
-        }
+/// The outcome at the root, from the response of the next relay.
+async fn of_next(response: Response<Body>) -> Result<Published, NotPublished> {
+    if !response.status().is_success() {
+        return Err(NotPublished::AtNext(refused_by_next(response).await));
     }
+    let text = |name: &HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
+    let number = |name: &HeaderName| text(name).and_then(|text| text.parse().ok()).unwrap_or_default();
+    let (subscribers, delivered) = (number(&SUBSCRIBERS), number(&DELIVERED));
+    let id = text(&EVENT_ID).and_then(|id| id.parse().ok());
+    let receipt = Receipt { id, subscribers, delivered, dropped: subscribers.saturating_sub(delivered) };
+    Ok(Published { receipt, copies: number(&COPIES) })
 }
-
 fn refused(error: &PublishError) -> Response<Body> {
     refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))
 }
@@ -276,12 +342,16 @@ fn content_fields(headers: &HeaderMap) -> HeaderMap {
     fields.filter_map(|(name, value)| Some((name.clone(), copied(value)?))).collect()
 }
 
-fn answer(receipt: Receipt) -> Response<Body> {
+fn answer(published: Published) -> Response<Body> {
+    let Published { receipt, copies } = published;
     let mut response = Response::new(Body::Empty);
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(SUBSCRIBERS, receipt.subscribers.into());
     headers.insert(DELIVERED, receipt.delivered.into());
+    if copies > 0 {
+        headers.insert(COPIES, copies.into());
+    }
     // Digits and hyphens.
     let id = receipt.id.and_then(|id| HeaderValue::try_from(id.to_string()).ok());
     headers.extend(id.map(|id| (EVENT_ID, id)));

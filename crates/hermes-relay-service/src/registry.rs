@@ -1,17 +1,18 @@
 //! The relay of each route, across configuration changes.
 //!
 //! In: snapshots, and routes of requests. Out: the relay of a route. It survives a reload, with new bounds; only a route
-//! that no longer is a relay, or has another next relay, ends it. Never: a relay that two routes share, or one of a route that the node no longer has.
+//! that no longer is a relay, or is a part of another tree, ends it. Never: a relay that two routes share, or one of a route that the node no longer has.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hermes_model::snapshot::{Action, Relay as RelaySettings, Snapshot};
+use hermes_model::snapshot::{Action, Relay as RelaySettings, RelayTree, Snapshot};
 use hermes_relay::{Losses, Relay, RelayCounters, RelayLimits};
 use hermes_transport::log_throttle::LogThrottle;
 use hermes_transport::metrics::{Metrics, ResultLabels};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::feeds::Feeds;
@@ -43,8 +44,8 @@ impl RelayClock {
 
 #[derive(Default)]
 struct RelayTable {
-    /// The routes that are relays now, each with the upstream of its next relay.
-    routes: HashMap<Arc<str>, Option<Arc<str>>>,
+    /// The routes that are relays now, each with the tree of which it is a part.
+    routes: HashMap<Arc<str>, TreeIdentity>,
     /// Relays by the name of their route. A relay begins with its first request.
     by_route: HashMap<Arc<str>, Arc<RouteRelay>>,
     is_closed: bool,
@@ -57,12 +58,27 @@ pub(crate) struct RouteRelay {
     pub(crate) feeds: Feeds,
     /// Log lines about subscriptions at the next relay that broke off.
     pub(crate) breaks: LogThrottle,
-    /// The upstream of the next relay.
-    upstream: Option<Arc<str>>,
+    /// The other relays of the route.
+    pub(crate) tree: watch::Sender<RelayTree>,
 }
 
-fn upstream_of(settings: &RelaySettings) -> Option<Arc<str>> {
-    settings.upstream.as_ref().map(|upstream| upstream.name.clone())
+/// What makes a tree another one, where identifiers have other meanings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum TreeIdentity {
+    Root,
+    Below(Arc<str>),
+    /// If other nodes share the channels, these move.
+    Peers,
+}
+
+impl TreeIdentity {
+    fn of(tree: &RelayTree) -> Self {
+        match tree {
+            RelayTree::Root => Self::Root,
+            RelayTree::Below(upstream) => Self::Below(upstream.name.clone()),
+            RelayTree::Peers(_) => Self::Peers,
+        }
+    }
 }
 
 impl Default for Relays {
@@ -89,8 +105,8 @@ impl Relays {
     /// configuration before.
     pub(crate) fn of(&self, route: &Arc<str>, settings: &RelaySettings) -> Arc<RouteRelay> {
         let mut table = self.lock();
-        let upstream = upstream_of(settings);
-        let is_current = !table.is_closed && table.routes.get(route) == Some(&upstream);
+        let identity = TreeIdentity::of(&settings.tree);
+        let is_current = !table.is_closed && table.routes.get(route) == Some(&identity);
         if let Some(of_route) = table.by_route.get(route).filter(|_| is_current) {
             return of_route.clone();
         }
@@ -98,7 +114,7 @@ impl Relays {
             relay: Relay::new(limits(settings)),
             feeds: Feeds::default(),
             breaks: LogThrottle::default(),
-            upstream,
+            tree: watch::Sender::new(settings.tree.clone()),
         });
         if !is_current {
             of_route.relay.close();
@@ -119,11 +135,12 @@ impl Relays {
             })
             .collect();
         let mut table = self.lock();
-        table.routes = wanted.iter().map(|(name, settings)| ((*name).clone(), upstream_of(settings))).collect();
+        table.routes =
+            wanted.iter().map(|(name, settings)| ((*name).clone(), TreeIdentity::of(&settings.tree))).collect();
         table.by_route.retain(|name, of_route| match wanted.get(name) {
-            // In another tree, identifiers have other meanings.
-            Some(settings) if of_route.upstream == upstream_of(settings) => {
+            Some(settings) if TreeIdentity::of(&of_route.tree.borrow()) == TreeIdentity::of(&settings.tree) => {
                 of_route.relay.set_limits(&limits(settings));
+                of_route.tree.send_if_modified(|tree| std::mem::replace(tree, settings.tree.clone()) != settings.tree);
                 true
             }
             _ => {

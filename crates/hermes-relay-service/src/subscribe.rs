@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::PathAndQuery;
-use hermes_model::trust::SUBSCRIBERS_BEHIND;
+use hermes_model::trust::{CONFIRMED, SUBSCRIBERS_BEHIND};
 use hermes_relay::fields::{
     BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
@@ -25,7 +25,8 @@ use http_body::{Frame, SizeHint};
 use crate::backfill::Backfill;
 use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
 use crate::feeds::{FeedHandle, Outcome, Refused};
-use crate::next_channel::{NextChannel, Standing};
+use crate::next_channel::{ChannelRequests, NextChannel, Standing};
+use crate::siblings::Siblings;
 use crate::{INCREMENTAL, RelayRequest, certified, channel, lines, refusal, subject, text, upstream};
 
 /// Bytes of publications after which a frame of the body is full.
@@ -109,6 +110,7 @@ pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, No
         group,
         timeout,
         behind: behind(request)?,
+        is_stand_by: confirmed(request)?.is_some(),
         epoch: rand::random(),
     };
     let clock = request.relays.clock();
@@ -117,7 +119,7 @@ pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, No
         let max_bytes = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
         let lacking = subscription.channels().zip(subscription.lacks()).zip(&nexts);
         let backfills = lacking.filter_map(|(((channel, start), until), next)| {
-            Some(Backfill::new(next, channel.clone(), start, until?, relay.clone(), max_bytes))
+            Some(Backfill::new(next.as_ref()?, channel.clone(), start, until?, relay.clone(), max_bytes))
         });
         let backfills = backfills.collect();
         let scope = DeliveryScope {
@@ -138,26 +140,35 @@ async fn join(
     request: &RelayRequest<'_>,
     wanted: &SubscribeRequest,
     paths: &[PathAndQuery],
-) -> Result<(Subscription, Vec<NextChannel>), NotBegun> {
-    let of_route = request.relays.of(&request.route.name, request.settings);
-    let clock = request.relays.clock();
-    let next_of = |path| Some(NextChannel::new(request.next.clone()?, &request.entry.facts, path));
-    let nexts: Vec<NextChannel> = paths.iter().filter_map(next_of).collect();
+) -> Result<(Subscription, Vec<Option<NextChannel>>), NotBegun> {
+    let siblings = Siblings::of(request);
+    let (of_route, clock) = (&siblings.of_route, siblings.clock);
+    if !siblings.exist() {
+        let subscription = of_route.relay.subscribe(wanted.clone(), clock.now()).map_err(NotBegun::Here)?;
+        return Ok((subscription, Vec::new()));
+    }
+    let requests: Vec<ChannelRequests> =
+        paths.iter().map(|path| siblings.requests(&request.entry.facts, path)).collect();
     // A client that may not subscribe must not make this node subscribe.
     of_route.relay.may_subscribe(wanted).map_err(NotBegun::Here)?;
     'attempts: loop {
         let mut feeds = Vec::new();
-        for ((channel, _), next) in wanted.channels.iter().zip(&nexts) {
-            feeds.push(upstream::feed(request, &of_route, next.clone(), channel).map_err(NotBegun::Here)?);
+        for ((channel, _), requests) in wanted.channels.iter().zip(&requests) {
+            feeds.push(upstream::feed(&siblings, requests, channel).map_err(NotBegun::Here)?);
         }
-        for (feed, next) in feeds.iter_mut().zip(&nexts) {
+        let mut nexts = Vec::new();
+        for ((feed, requests), (channel, _)) in feeds.iter_mut().zip(&requests).zip(&wanted.channels) {
             // In a loop of relays, each would wait for the feed that a client of the next one has begun.
-            if feed.is_begun_by_another() && wanted.behind.is_some() {
-                let probe = Standing { timeout: PROBE_TIMEOUT, subscribers: 0 };
-                next.clone().subscribe(probe, None, of_route.relay.clone(), 0).await.map_err(NotBegun::AtNext)?;
+            if feed.is_begun_by_another() && wanted.behind.is_some() && !siblings.are_peers() {
+                let probe = Standing { timeout: PROBE_TIMEOUT, subscribers: 0, confirmed: None };
+                let ranking = siblings.ranking(channel);
+                for next in ranking.above.iter().map(|upstream| requests.at(upstream)) {
+                    next.subscribe(probe, None, of_route.relay.clone(), 0).await.map_err(NotBegun::AtNext)?;
+                }
             }
             match feed.outcome().await {
-                Outcome::Follows => {}
+                Outcome::Follows(upstream) => nexts.push(Some(requests.at(&upstream))),
+                Outcome::Leads => nexts.push(None),
                 Outcome::Refused(refused) => return Err(NotBegun::AtNext(refused)),
                 Outcome::Gone => {
                     tokio::time::sleep(FEED_PAUSE).await;
@@ -184,6 +195,14 @@ fn behind(request: &RelayRequest<'_>) -> Result<Option<u64>, Error> {
     };
     let malformed = || Error::Malformed(format!("{SUBSCRIBERS_BEHIND} must be a number"));
     number.parse::<u32>().map(|number| Some(number.into())).map_err(|_| malformed())
+}
+
+/// The position up to which a relaying node keeps a copy. `None` for other clients: their claim is ignored.
+fn confirmed(request: &RelayRequest<'_>) -> Result<Option<EventId>, Error> {
+    let facts = &request.entry.facts;
+    let text = text(&facts.headers, &CONFIRMED)?.filter(|_| facts.trust.is_proxy());
+    let malformed = |_| Error::Malformed(format!("{CONFIRMED} must be a position"));
+    text.map(str::parse).transpose().map_err(malformed)
 }
 
 /// The timeout that a request asks for.
@@ -224,7 +243,12 @@ fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> R
     let relay = &request.relays.of(&request.route.name, request.settings).relay;
     let timeout = timeout.unwrap_or(request.settings.max_timeout);
     let (subject, behind, now) = (subject(request.entry), behind(request)?, request.relays.clock().now());
-    let refreshed = id.parse().and_then(|id| relay.refresh(id, &subject, timeout, behind, now));
+    let confirmed = confirmed(request)?;
+    let refreshed = id.parse().and_then(|id| {
+        relay.refresh(id, &subject, timeout, behind, now)?;
+        confirmed.into_iter().for_each(|until| relay.confirm(id, until));
+        Ok(())
+    });
     if let Err(error) = refreshed {
         return Ok(refused(request, &error));
     }

@@ -1,30 +1,31 @@
-//! The tree of relays: the subscription of this node at the next relay, one for each channel.
+//! The place of this node in the tree of a channel: a subscription at the next relay, or the lead among peers.
 //!
-//! In: channels to which clients of this node subscribe. Out: a feed of each, as long as it has subscribers. The
-//! subscription is refreshed, tells how many subscribers are behind it, and resumes after a break. Publications of clients
-//! do not pass here: the node forwards them to the next relay, and they return by the feed. Never: two subscriptions of
-//! this node for one channel of a route.
+//! In: channels to which clients of this node subscribe, or of which it keeps a copy. Out: a feed of each, for as long as one
+//! of these holds. The subscription is refreshed, tells how many subscribers are behind it, and resumes after a break; among
+//! peers, the feed goes to the next one that can be reached, and leads if that is this node. Publications of clients do not
+//! pass here: the node forwards them to the next relay, and they return by the feed. Never: two subscriptions of this node
+//! for one channel of a route.
 
-use std::rc::Rc;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Poll, ready};
 use std::time::Duration;
 
+use hermes_model::snapshot::{ChannelRanking, RelayTree};
 use hermes_net::backoff::Backoff;
-use hermes_relay::{EventId, FedPublication, Feed, PublishError, PublishProgress, SubscribeError};
+use hermes_relay::{FedPublication, PublishError, SubscribeError};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
-use hermes_transport::runtime::WorkerContext;
+use hermes_transport::runtime::Shared;
 use http::{Response, StatusCode};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::RelayRequest;
-use crate::feeds::{FeedHandle, Progress, Refused};
-use crate::next_channel::{Accepted, NextChannel, NextDelivery, Standing};
+use crate::feeder::Feeder;
+use crate::feeds::{Duties, FeedHandle, Progress, Refused};
+use crate::lead::{Found, STAND_BY_INTERVAL, keep_copy, take_over};
+use crate::next_channel::{Accepted, ChannelRequests, NextChannel, Standing};
 use crate::next_relay::NextResponse;
-use crate::publish::count;
-use crate::registry::{RelayClock, RouteRelay};
+use crate::siblings::Siblings;
 
 /// The timeout of the subscription. A node that vanishes is forgotten after it.
 const TIMEOUT_AT_NEXT: Duration = Duration::from_secs(60);
@@ -32,58 +33,64 @@ const TIMEOUT_AT_NEXT: Duration = Duration::from_secs(60);
 const LINGER: Duration = Duration::from_secs(5);
 /// The heartbeats of the next relay that may be missing before the subscription counts as broken.
 const MISSING_HEARTBEATS: u32 = 4;
-/// The pause after which a publication is tried again for which the relay had no memory.
-const MEMORY_PAUSE: Duration = Duration::from_millis(100);
 /// Shortest and longest pause between two attempts to subscribe again.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// The time after which a root looks again for the peers before it, which could not be reached.
+const RETURN_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The feed of a channel. It begins for the first subscriber.
 ///
 /// # Errors
 /// A bound of the relay is reached.
 pub(crate) fn feed(
-    request: &RelayRequest<'_>,
-    of_route: &Arc<RouteRelay>,
-    next: NextChannel,
+    siblings: &Siblings,
+    requests: &ChannelRequests,
     channel: &Arc<str>,
 ) -> Result<FeedHandle, SubscribeError> {
-    of_route.feeds.of(channel, |progress| {
-        let clock = request.relays.clock();
-        let feed = of_route.relay.feed(channel, rand::random(), clock.now())?;
+    siblings.of_route.feeds.of(channel, |progress, duties| {
+        let feed = siblings.of_route.relay.feed(channel, rand::random(), siblings.clock.now())?;
         let task = FeedTask {
-            next,
-            worker: request.worker.clone(),
-            route: request.route.name.clone(),
-            of_route: of_route.clone(),
+            requests: requests.clone(),
             channel: channel.clone(),
             audience: feed.audience(),
-            feed,
+            tree: siblings.of_route.tree.subscribe(),
+            feeder: Feeder {
+                feed,
+                clock: siblings.clock,
+                worker: siblings.worker.clone(),
+                route: siblings.route.clone(),
+            },
+            siblings: siblings.clone(),
             progress,
-            clock,
-            max_bytes: usize::try_from(request.settings.unit).unwrap_or(usize::MAX),
+            duties,
+            has_followed: false,
+            idle_at: Instant::now(),
         };
-        request.worker.spawn(task.run());
+        siblings.worker.spawn(task.run());
         Ok(())
     })
 }
 
 /// The task of a feed.
 struct FeedTask {
-    next: NextChannel,
-    worker: Rc<WorkerContext>,
-    route: Arc<str>,
-    of_route: Arc<RouteRelay>,
+    siblings: Siblings,
+    requests: ChannelRequests,
     channel: Arc<str>,
-    feed: Feed,
+    feeder: Feeder,
     /// The number of subscribers of the channel.
     audience: watch::Receiver<u64>,
+    /// The other relays.
+    tree: watch::Receiver<RelayTree>,
     progress: watch::Sender<Progress>,
-    clock: RelayClock,
-    max_bytes: usize,
+    duties: Arc<Duties>,
+    /// It has had a subscription at the next relay, and resumes it.
+    has_followed: bool,
+    /// The time at which a root without subscribers looks whether it is of use.
+    idle_at: Instant,
 }
 
-/// The reason why a subscription at the next relay ends.
+/// The reason why a subscription at the next relay, or the lead, ends.
 enum FeedEnd {
     /// The channel has no subscriber.
     Idle,
@@ -91,37 +98,32 @@ enum FeedEnd {
     Refused(Refused),
     /// It broke off.
     Broken(String),
+    /// Another relay may be the next one, or the root.
+    Moved,
 }
 
 impl Drop for FeedTask {
     fn drop(&mut self) {
         // Otherwise it was idle, and the channel may have another feed.
-        if self.of_route.feeds.remove_if(&self.channel, &self.progress, || true) {
+        if self.siblings.of_route.feeds.remove_if(&self.channel, &self.progress, || true) {
             // Clients that still subscribe must not wait for publications that nobody passes on.
-            self.feed.close();
+            self.feeder.feed.close();
         }
-        self.worker.shared.metrics.relay_upstream_subscriptions.dec();
+        self.siblings.worker.shared.metrics.relay_upstream_subscriptions.dec();
     }
 }
 
 impl FeedTask {
-    async fn run(self) {
-        let mut after = None;
-        self.worker.shared.metrics.relay_upstream_subscriptions.inc();
+    async fn run(mut self) {
+        let metrics = &self.siblings.worker.shared.clone().metrics;
+        metrics.relay_upstream_subscriptions.inc();
         let mut attempts = Backoff::new(MIN_PAUSE, MAX_PAUSE);
-        let mut has_followed = false;
         loop {
-            let end = match self.subscribe(after).await {
-                Ok(accepted) => {
-                    has_followed = true;
-                    self.progress.send_replace(Progress::Following);
-                    self.follow(accepted).await
-                }
-                Err(refused) => FeedEnd::Refused(refused),
-            };
-            let reason = match end {
+            let ranking = self.tree.borrow_and_update().ranking(&self.channel);
+            let reason = match self.serve(&ranking).await {
                 FeedEnd::Idle => return,
-                FeedEnd::Refused(refused) if !has_followed || is_final(refused.status) => {
+                FeedEnd::Moved => continue,
+                FeedEnd::Refused(refused) if !self.has_followed || is_final(refused.status) => {
                     self.progress.send_replace(Progress::Refused(refused));
                     return;
                 }
@@ -129,8 +131,8 @@ impl FeedTask {
                 FeedEnd::Broken(reason) => reason.into(),
             };
             let pause = attempts.begin();
-            self.worker.shared.metrics.relay_upstream_breaks.inc();
-            if let Some(suppressed) = self.of_route.breaks.happened(self.worker.now()) {
+            metrics.relay_upstream_breaks.inc();
+            if let Some(suppressed) = self.siblings.of_route.breaks.happened(self.siblings.worker.now()) {
                 tracing::info!(
                     channel = &*self.channel, %reason, next_attempt_in_secs = pause.as_secs_f64(), suppressed,
                     "the subscription at the next relay broke off"
@@ -141,13 +143,52 @@ impl FeedTask {
                 return;
             }
             attempts.due().await;
-            after = Some(self.feed.position());
         }
+    }
+
+    /// Follows the best relay before this one that can be reached, or leads without any.
+    async fn serve(&mut self, ranking: &ChannelRanking) -> FeedEnd {
+        let feeds = &self.siblings.of_route.feeds;
+        // A root that looks for the peers before it stays the root meanwhile, unless one has asked it to hand over.
+        let leads = matches!(*self.progress.borrow(), Progress::Leading) && self.feeder.feed.leads();
+        if !leads {
+            self.progress.send_replace(Progress::Connecting);
+        }
+        let mut last = None;
+        for (index, upstream) in ranking.above.iter().enumerate() {
+            let has_other = ranking.may_lead || index + 1 < ranking.above.len();
+            if has_other && !leads && feeds.is_away(upstream) {
+                continue;
+            }
+            let next = self.requests.at(upstream);
+            match self.subscribe(&next).await {
+                Ok(accepted) => {
+                    self.has_followed = true;
+                    self.progress.send_replace(Progress::Following(upstream.clone()));
+                    return self.follow(&next, accepted).await;
+                }
+                Err(refused)
+                    if !has_other || is_final(refused.status) && refused.status != StatusCode::LOOP_DETECTED =>
+                {
+                    return FeedEnd::Refused(refused);
+                }
+                Err(refused) => {
+                    feeds.set_away(upstream);
+                    last = Some(refused);
+                }
+            }
+        }
+        if ranking.may_lead {
+            return self.lead(ranking).await;
+        }
+        let none = || Refused { status: StatusCode::BAD_GATEWAY, reason: Arc::from("no peer can be reached") };
+        FeedEnd::Refused(last.unwrap_or_else(none))
     }
 
     /// Removes the feed if the channel has no subscriber. A client that has found it meanwhile looks for it again.
     fn retire(&self) -> bool {
-        self.of_route.feeds.remove_if(&self.channel, &self.progress, || self.is_unused())
+        let is_over = || self.is_unused() && !self.duties.stands_by();
+        self.siblings.of_route.feeds.remove_if(&self.channel, &self.progress, is_over)
     }
 
     /// Whether nobody subscribes to the channel, and no client waits for the feed.
@@ -159,24 +200,30 @@ impl FeedTask {
     fn standing(&self) -> Standing {
         // A client that waits for the feed joins when it stands.
         let subscribers = (*self.audience.borrow()).max(u64::from(!self.is_unused()));
-        Standing { timeout: TIMEOUT_AT_NEXT, subscribers }
+        let confirmed = self.duties.stands_by().then(|| self.feeder.feed.position());
+        Standing { timeout: TIMEOUT_AT_NEXT, subscribers, confirmed }
     }
 
-    /// Begins the subscription.
-    async fn subscribe(&self, after: Option<EventId>) -> Result<Accepted, Refused> {
-        let relay = self.of_route.relay.clone();
-        let accepted = self.next.clone().subscribe(self.standing(), after, relay, self.max_bytes).await?;
-        self.feed.begin_at(accepted.position, self.clock.now());
+    /// Begins the subscription. A relay that keeps a copy asks for the history, too.
+    async fn subscribe(&self, next: &NextChannel) -> Result<Accepted, Refused> {
+        let (relay, standing) = (self.siblings.of_route.relay.clone(), self.standing());
+        let feed = &self.feeder.feed;
+        let resumes = self.has_followed || feed.leads() || standing.confirmed.is_some();
+        let after = resumes.then(|| feed.position());
+        let accepted = next.clone().subscribe(standing, after, relay, self.siblings.max_bytes).await?;
+        feed.follow();
+        feed.begin_at(accepted.position, self.siblings.clock.now());
         Ok(accepted)
     }
 
     /// Passes publications on until the subscription ends.
-    async fn follow(&self, accepted: Accepted) -> FeedEnd {
-        let Accepted { id, timeout, heartbeat, mut deliveries, .. } = accepted;
+    async fn follow(&self, next: &NextChannel, accepted: Accepted) -> FeedEnd {
+        let Accepted { id, timeout, heartbeat, keeps_copy, mut deliveries, .. } = accepted;
         let max_silence = heartbeat.map_or(TIMEOUT_AT_NEXT, |heartbeat| heartbeat * MISSING_HEARTBEATS);
         let standing = || Standing { timeout, ..self.standing() };
-        let mut audience = self.audience.clone();
+        let (mut audience, mut tree) = (self.audience.clone(), self.tree.clone());
         audience.mark_unchanged();
+        let mut confirmed = self.feeder.feed.position();
         let mut refresh_at = Instant::now() + timeout / 3;
         let mut silent_at = Instant::now() + max_silence;
         // A client that waits for the feed joins at once.
@@ -186,13 +233,19 @@ impl FeedTask {
         loop {
             let has_pending = pending.is_some();
             let is_idle = self.is_unused();
+            let position = self.feeder.feed.position();
+            // What arrives meanwhile is confirmed together.
+            if keeps_copy && confirmed != position && refreshing.is_none() {
+                confirmed = position;
+                refresh_at = Instant::now();
+            }
             tokio::select! {
-                published = self.publish(pending.as_ref()), if has_pending => {
+                published = self.feeder.publish(pending.as_ref()), if has_pending => {
                     pending = None;
                     silent_at = Instant::now() + max_silence;
                     match published {
                         // The subscribers have learned of a gap.
-                        Err(PublishError::Memory(_)) => self.worker.shared.metrics.limit("relay-memory"),
+                        Err(PublishError::Memory(_)) => self.siblings.worker.shared.metrics.limit("relay-memory"),
                         Err(_closed) => return FeedEnd::Idle,
                         Ok(()) => {}
                     }
@@ -201,9 +254,7 @@ impl FeedTask {
                 delivery = std::future::poll_fn(|cx| deliveries.poll_next(cx)), if !has_pending => {
                     silent_at = Instant::now() + max_silence;
                     match delivery {
-                        Ok(NextDelivery::Publication(publication)) => pending = Some(publication),
-                        Ok(NextDelivery::Gap { missed, until }) => self.feed.gap(missed, until, self.clock.now()),
-                        Ok(NextDelivery::Nothing) => {}
+                        Ok(delivery) => pending = self.feeder.take(delivery),
                         Err(reason) => return FeedEnd::Broken(reason),
                     }
                 }
@@ -219,7 +270,7 @@ impl FeedTask {
                     }
                 }
                 () = tokio::time::sleep_until(refresh_at), if refreshing.is_none() => {
-                    refreshing = Some(self.next.refresh(standing(), id.clone()));
+                    refreshing = Some(next.refresh(standing(), id.clone()));
                 }
                 // Another number of subscribers is told at once, but never by two requests at a time.
                 changed = audience.changed(), if refreshing.is_none() => {
@@ -233,7 +284,11 @@ impl FeedTask {
                     if self.retire() {
                         return FeedEnd::Idle;
                     }
+                    idle_at = self.duties.stands_by_until().max(Instant::now() + LINGER);
                 }
+                // The relays move, or this one is to keep a copy.
+                _ = tree.changed() => return FeedEnd::Moved,
+                () = self.duties.asked(), if !keeps_copy => return FeedEnd::Moved,
                 () = tokio::time::sleep_until(silent_at), if !has_pending => {
                     return FeedEnd::Broken("the next relay is silent".to_owned());
                 }
@@ -241,32 +296,79 @@ impl FeedTask {
         }
     }
 
-    async fn publish(&self, publication: Option<&FedPublication>) -> Result<(), PublishError> {
-        let Some(publication) = publication else { return Ok(()) };
-        let mut timer = std::pin::pin!(tokio::time::sleep(Duration::ZERO));
-        std::future::poll_fn(|cx| {
-            loop {
-                let now = self.clock.now();
-                match self.feed.poll_publish(publication, cx.waker(), now) {
-                    Ok(PublishProgress::Done(receipt)) => {
-                        count(&self.worker.shared.metrics, &self.route, &receipt);
-                        return Poll::Ready(Ok(()));
+    /// Is the root of the channel, until a peer before this one takes over.
+    async fn lead(&mut self, ranking: &ChannelRanking) -> FeedEnd {
+        let (mut idle_at, clock) = (self.idle_at, self.siblings.clock);
+        let feeder = &self.feeder;
+        if !feeder.feed.leads() {
+            let found = take_over(&self.siblings, &ranking.below, &self.requests, feeder).await;
+            // It has all whose publishers have a response if it has kept a copy.
+            let has_all = self.duties.stands_by() && feeder.feed.is_reliable();
+            feeder.feed.lead(rand::random(), found == Found::All || has_all, clock.now());
+        }
+        self.progress.send_replace(Progress::Leading);
+        let _counted = CountedRoot::new(&self.siblings.worker.shared);
+        let mut tree = self.tree.clone();
+        let mut keep_at = Instant::now() + STAND_BY_INTERVAL;
+        let mut keeping: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
+        let return_at = Instant::now() + RETURN_INTERVAL;
+        let mut audience = self.audience.clone();
+        let end = loop {
+            let is_unused = self.is_unused();
+            if !is_unused {
+                idle_at = Instant::now() + LINGER;
+            }
+            tokio::select! {
+                () = self.duties.asked() => break FeedEnd::Moved,
+                _ = tree.changed() => break FeedEnd::Moved,
+                () = tokio::time::sleep_until(return_at), if !ranking.above.is_empty() => break FeedEnd::Moved,
+                () = tokio::time::sleep_until(keep_at), if keeping.is_none() && feeder.feed.keeps_history() => {
+                    keeping = Some(Box::pin(keep_copy(&self.siblings, &ranking.below, &self.requests, feeder)));
+                }
+                () = kept(&mut keeping), if keeping.is_some() => {
+                    keeping = None;
+                    keep_at = Instant::now() + STAND_BY_INTERVAL;
+                }
+                changed = audience.changed() => {
+                    if changed.is_err() {
+                        break FeedEnd::Idle;
                     }
-                    Ok(PublishProgress::Waiting { until }) => {
-                        timer.as_mut().reset(Instant::now() + until.saturating_sub(now));
-                        ready!(timer.as_mut().poll(cx));
+                }
+                () = tokio::time::sleep_until(idle_at), if is_unused => {
+                    if feeder.feed.is_idle(clock.now()) && self.retire() {
+                        break FeedEnd::Idle;
                     }
-                    // The subscribers have not learned of a gap, so that it is published once there is memory.
-                    Err(PublishError::Memory(_)) if publication.is_reliable || publication.id.is_none() => {
-                        self.worker.shared.metrics.limit("relay-memory");
-                        timer.as_mut().reset(Instant::now() + MEMORY_PAUSE);
-                        ready!(timer.as_mut().poll(cx));
-                    }
-                    Err(error) => return Poll::Ready(Err(error)),
+                    idle_at = Instant::now() + LINGER;
                 }
             }
-        })
-        .await
+        };
+        drop(keeping);
+        self.idle_at = idle_at;
+        end
+    }
+}
+
+/// Waits until a peer has been asked to keep a copy; never ready without a question.
+async fn kept(keeping: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
+    match keeping {
+        Some(keeping) => keeping.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A channel of which this node is the root, for metrics.
+struct CountedRoot(Arc<Shared>);
+
+impl CountedRoot {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.metrics.relay_roots.inc();
+        Self(shared.clone())
+    }
+}
+
+impl Drop for CountedRoot {
+    fn drop(&mut self) {
+        self.0.metrics.relay_roots.dec();
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes, BytesMut};
 use hermes_model::snapshot::Snapshot;
 use hermes_relay::framing::Framing;
-use hermes_relay::{Audience, End, NewPublication, Receipt, Reserved};
+use hermes_relay::{Audience, End, NewPublication, Reserved};
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::{BoxedStream, ByteStream};
@@ -29,7 +29,7 @@ use tungstenite::protocol::{CloseFrame, Role, WebSocket, WebSocketConfig};
 use tungstenite::{Error as SocketError, Message};
 
 use crate::deliveries::{Deliveries, Ended, would_lead_to};
-use crate::publish::{NotPublished, Outlet, of_socket};
+use crate::publish::{NotPublished, Outlet, Published, of_socket};
 use crate::subscribe::Begun;
 use crate::{RelayRequest, certified, channel};
 
@@ -42,7 +42,7 @@ const MESSAGES_A_TURN: usize = 32;
 /// The time between two pings, as a part of the timeout, so that several pongs may be lost.
 const PINGS_A_TIMEOUT: u32 = 3;
 
-type Publishing = Pin<Box<dyn Future<Output = Result<Receipt, NotPublished>>>>;
+type Publishing = Pin<Box<dyn Future<Output = Result<Published, NotPublished>>>>;
 
 /// The bytes between the WebSocket and the tunnel.
 #[derive(Debug, Default)]
@@ -108,7 +108,7 @@ pub(crate) fn stream(request: &RelayRequest<'_>, begun: Begun) -> ByteStream {
         timeout,
         ping_interval,
         ping: Box::pin(tokio::time::sleep(ping_interval)),
-        arriving: outlet.relay.reserve(),
+        arriving: outlet.relay().reserve(),
         outlet,
         publishing: None,
         worker: request.worker.clone(),
@@ -153,7 +153,7 @@ impl RelaySocket {
                 Ok(Message::Binary(bytes)) => self.publish("application/octet-stream", bytes),
                 Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_)) => {
                     let _ = self.socket.flush();
-                    self.arriving = self.outlet.relay.reserve();
+                    self.arriving = self.outlet.relay().reserve();
                 }
                 Ok(Message::Close(_)) => {
                     let _ = self.socket.flush();
@@ -188,7 +188,7 @@ impl RelaySocket {
 
     /// Begins a publication. The request subscribed by GET, so each message is decided as the POST that it replaces.
     fn publish(&mut self, content_type: &'static str, body: Bytes) {
-        let reserved = std::mem::replace(&mut self.arriving, self.outlet.relay.reserve());
+        let reserved = std::mem::replace(&mut self.arriving, self.outlet.relay().reserve());
         let snapshot = self.worker.snapshot();
         if !certified::takes_unsigned(&self.entry.facts) {
             let refused = json!({"refused": "only the holder of a key publishes to this channel, by signed requests"});
@@ -214,7 +214,7 @@ impl RelaySocket {
         let Some(publishing) = &mut self.publishing else { return };
         let Poll::Ready(published) = publishing.as_mut().poll(cx) else { return };
         self.publishing = None;
-        let answer = match published {
+        let answer = match published.map(|published| published.receipt) {
             Ok(receipt) => json!({
                 "published": receipt.id.map(|id| id.to_string()),
                 "subscribers": receipt.subscribers,
@@ -289,7 +289,7 @@ impl BoxedStream for RelaySocket {
         if !chunk.is_empty() && self.deliveries.is_some() {
             let bytes = std::mem::take(chunk);
             self.refresh();
-            if self.outlet.relay.reserve_more(&mut self.arriving, bytes.len() as u64).is_err() {
+            if self.outlet.relay().reserve_more(&mut self.arriving, bytes.len() as u64).is_err() {
                 self.worker.shared.metrics.limit("relay-memory");
                 self.close(CloseCode::Again, "the relay has no memory for the message");
             } else {

@@ -15,9 +15,11 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::EventId;
 use crate::limits::RelayLimits;
+use crate::lineage::Lineage;
 use crate::publication::{NewPublication, Publication};
-use crate::publishing::{Audience, Place, PublishProgress, Receipt};
+use crate::publishing::{Audience, Copies, Place, PublishProgress, Receipt};
 use crate::queue::{Delivery, End, Offered, Room, SubscriberQueue};
+use crate::request::PublishError;
 
 #[derive(Debug)]
 pub(crate) struct Channel {
@@ -26,6 +28,8 @@ pub(crate) struct Channel {
     pub(crate) turn: Arc<Semaphore>,
     /// The number of subscribers, for a channel that another relay feeds.
     audience: OnceLock<watch::Sender<u64>>,
+    /// What stand-bys have of its publications.
+    copies: OnceLock<watch::Sender<Copies>>,
     state: Mutex<ChannelState>,
 }
 
@@ -34,6 +38,7 @@ struct ChannelState {
     epoch: u64,
     /// The sequence number of the latest publication; 0 before the first.
     latest: u64,
+    lineage: Lineage,
     members: BTreeMap<u64, Member>,
     next_member: u64,
     /// The sum of the members' weights.
@@ -49,6 +54,8 @@ struct ChannelState {
     used: Duration,
     /// Another relay numbers the publications.
     is_fed: bool,
+    /// A publication was realtime. Stand-bys may lack such ones, although their publishers have a response.
+    has_realtime: bool,
 }
 
 /// The members of a channel that share jobs.
@@ -76,6 +83,8 @@ struct Member {
     weight: u64,
     /// It has the publications up to this number of the epoch, which the feed is still to bring.
     skip_until: Option<u64>,
+    /// For a stand-by, the publications that it has confirmed.
+    confirmed: Option<u64>,
 }
 
 impl Member {
@@ -121,6 +130,8 @@ pub(crate) struct NewMember<'a> {
     pub(crate) weight: u64,
     /// The latest publication that it has.
     pub(crate) after: Option<EventId>,
+    /// It keeps a copy of the history.
+    pub(crate) is_stand_by: bool,
 }
 
 impl Channel {
@@ -128,6 +139,7 @@ impl Channel {
         let state = ChannelState {
             epoch,
             latest: 0,
+            lineage: Lineage::default(),
             members: BTreeMap::new(),
             next_member: 0,
             subscribers: 0,
@@ -138,8 +150,15 @@ impl Channel {
             losses: Losses::default(),
             used: now,
             is_fed: false,
+            has_realtime: false,
         };
-        Self { name, turn: Arc::new(Semaphore::new(1)), audience: OnceLock::new(), state: Mutex::new(state) }
+        Self {
+            name,
+            turn: Arc::new(Semaphore::new(1)),
+            audience: OnceLock::new(),
+            copies: OnceLock::new(),
+            state: Mutex::new(state),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, ChannelState> {
@@ -154,10 +173,11 @@ impl Channel {
     /// Adds a subscriber. After `after`, it gets what the history has first, and learns of what it lacks. The channel of a
     /// feed may have less than the relay that feeds it, so the subscriber is to get the rest from there.
     pub(crate) fn join(&self, member: NewMember<'_>, now: Duration) -> Joined {
-        let NewMember { queue, group, weight, after } = member;
+        let NewMember { queue, group, weight, after, is_stand_by } = member;
         let mut state = self.lock();
         let mut joined = Joined { number: state.next_member, start: state.latest_id(), lacks_until: None };
         let missed = after.map_or(Some(0), |after| state.missed(after));
+        let known = after.and_then(|after| state.lineage.sequence_of(after, state.epoch));
         let is_ahead = |after: EventId| after.epoch == state.epoch && after.sequence > state.latest;
         let skip_until = after.filter(|after| state.is_fed && is_ahead(*after)).map(|after| after.sequence);
         if let Some(after) = after.filter(|_| state.is_fed && missed != Some(0) && skip_until.is_none()) {
@@ -168,19 +188,37 @@ impl Channel {
                 let (channel, until) = (self.name.clone(), state.before_history());
                 queue.push(Delivery::Gap { channel, missed, until }, now);
             }
-            let is_later = |id: EventId| id > after || id.epoch != after.epoch;
-            for publication in state.history.iter().filter(|earlier| earlier.id.is_some_and(is_later)) {
-                queue.push(Delivery::Publication(publication.clone()), now);
-            }
+            let start = if missed == Some(0) { after } else { state.before_history() };
+            self.replay(&state, start, known.unwrap_or_default(), |delivery| {
+                queue.push(delivery, now);
+            });
         }
         state.next_member += 1;
         state.groups.entry(group.clone()).or_default().members += 1;
-        state.members.insert(joined.number, Member { queue: queue.clone(), group, weight, skip_until });
+        let confirmed = is_stand_by.then(|| known.unwrap_or_default());
+        let member = Member { queue: queue.clone(), group, weight, skip_until, confirmed };
+        state.members.insert(joined.number, member);
         state.give_orphans(joined.number, now);
         state.subscribers += weight;
         self.report_audience(&state);
+        self.report_copies(&state);
         state.used = now;
         joined
+    }
+
+    /// What the history has after a position, and the changes of the epoch.
+    fn replay(&self, state: &ChannelState, start: EventId, after: u64, mut push: impl FnMut(Delivery)) {
+        let mut epoch = start.epoch;
+        let mut enter = |until: EventId| {
+            let is_new = std::mem::replace(&mut epoch, until.epoch) != until.epoch;
+            is_new.then(|| Delivery::Gap { channel: self.name.clone(), missed: Some(0), until })
+        };
+        for publication in &state.history {
+            let Some(id) = publication.id.filter(|id| id.sequence > after) else { continue };
+            enter(EventId { sequence: id.sequence.saturating_sub(1), ..id }).into_iter().for_each(&mut push);
+            push(Delivery::Publication(publication.clone()));
+        }
+        enter(state.latest_id()).into_iter().for_each(push);
     }
 
     /// Removes a subscriber. Jobs that it did not take go to another member of its group.
@@ -189,6 +227,7 @@ impl Channel {
         let Some(member) = state.members.remove(&number) else { return };
         state.subscribers -= member.weight;
         self.report_audience(&state);
+        self.report_copies(&state);
         state.used = now;
         state.hand_on(&member.group, self.of_this_channel(untaken), limits, now);
         if let Some(group) = state.groups.get_mut(&member.group) {
@@ -226,6 +265,78 @@ impl Channel {
         }
     }
 
+    /// A stand-by has the publications up to this one.
+    pub(crate) fn confirm(&self, number: u64, until: EventId) {
+        let mut state = self.lock();
+        let sequence = state.lineage.sequence_of(until, state.epoch);
+        if let (Some(member), Some(sequence)) = (state.members.get_mut(&number), sequence) {
+            member.confirmed = member.confirmed.map(|before| before.max(sequence));
+            self.report_copies(&state);
+        }
+    }
+
+    /// What stand-bys have, and its changes.
+    pub(crate) fn copies(&self) -> watch::Receiver<Copies> {
+        let state = self.lock();
+        self.copies.get_or_init(|| watch::Sender::new(state.copies())).subscribe()
+    }
+
+    fn report_copies(&self, state: &ChannelState) {
+        if let Some(copies) = self.copies.get() {
+            copies.send_if_modified(|before| std::mem::replace(before, state.copies()) != state.copies());
+        }
+    }
+
+    /// Ends the subscriptions of stand-bys that have not confirmed this publication. Returns their number.
+    pub(crate) fn end_stand_bys(&self, sequence: u64) -> u64 {
+        let state = self.lock();
+        let is_behind = |member: &&Member| member.confirmed.is_some_and(|confirmed| confirmed < sequence);
+        let behind = state.members.values().filter(is_behind);
+        behind.inspect(|member| member.queue.end(End::Stalled)).count() as u64
+    }
+
+    /// Numbers the publications from now on, after those that the channel has. `is_complete`: nothing is missing that
+    /// another root has published.
+    pub(crate) fn lead(&self, epoch: u64, is_complete: bool, now: Duration) {
+        let mut state = self.lock();
+        let is_new = state.latest == 0 && state.members.is_empty();
+        if !std::mem::take(&mut state.is_fed) || is_new {
+            return;
+        }
+        let until = EventId { epoch, sequence: state.latest };
+        self.enter_epoch(&mut state, until, is_complete.then_some(0), now);
+    }
+
+    /// Lets another relay number the publications. Returns those that it lacks, if it has those up to `after`.
+    pub(crate) fn hand_over(&self, after: EventId) -> Vec<Delivery> {
+        let mut state = self.lock();
+        state.is_fed = true;
+        let (missed, mut lacking) = (state.missed(after), Vec::new());
+        let start = if missed == Some(0) { after } else { state.before_history() };
+        if missed != Some(0) {
+            lacking.push(Delivery::Gap { channel: self.name.clone(), missed, until: start });
+        }
+        let known = state.lineage.sequence_of(after, state.epoch).unwrap_or_default();
+        self.replay(&state, start, known, |delivery| lacking.push(delivery));
+        lacking
+    }
+
+    /// Whether nobody subscribes, and what it keeps is older than `age`.
+    pub(crate) fn is_idle(&self, now: Duration, age: Duration) -> bool {
+        let state = self.lock();
+        state.subscribers == 0 && (state.history.is_empty() || now.saturating_sub(state.used) >= age)
+    }
+
+    /// Whether no publication is realtime, so that a stand-by has all whose publishers have a response.
+    pub(crate) fn is_reliable(&self) -> bool {
+        !self.lock().has_realtime
+    }
+
+    /// Whether this relay numbers the publications.
+    pub(crate) fn leads(&self) -> bool {
+        !self.lock().is_fed
+    }
+
     /// The position after the latest publication.
     pub(crate) fn position(&self) -> EventId {
         self.lock().latest_id()
@@ -233,11 +344,22 @@ impl Channel {
 
     /// Continues after a position of the relay that feeds this channel. Subscribers learn of what they miss.
     pub(crate) fn continue_after(&self, missed: Option<u64>, until: EventId, now: Duration) {
-        let mut state = self.lock();
-        // A history has no holes.
-        state.history.clear();
-        state.history_bytes = 0;
+        self.enter_epoch(&mut self.lock(), until, missed, now);
+    }
+
+    fn enter_epoch(&self, state: &mut ChannelState, until: EventId, missed: Option<u64>, now: Duration) {
         let is_same_epoch = state.epoch == until.epoch;
+        if missed == Some(0) && !is_same_epoch {
+            state.forget_after(until.sequence);
+            state.lineage.end_at(EventId { sequence: until.sequence, epoch: state.epoch });
+        } else {
+            // A history has no holes.
+            state.history.clear();
+            state.history_bytes = 0;
+            if !is_same_epoch {
+                state.lineage.clear();
+            }
+        }
         (state.epoch, state.latest) = (until.epoch, until.sequence);
         for member in state.members.values_mut() {
             if let Some(missed) = member.misses(missed, until, is_same_epoch) {
@@ -265,10 +387,12 @@ impl Channel {
         limits: &RelayLimits,
         memory: &Arc<AtomicU64>,
         now: Duration,
-    ) -> Receipt {
+    ) -> Result<Receipt, PublishError> {
         let mut state = self.lock();
+        state.admits(place)?;
         state.used = now;
-        match place.audience() {
+        state.has_realtime = true;
+        Ok(match place.audience() {
             Audience::All => {
                 let id = state.take_place(place);
                 let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, false, memory));
@@ -298,7 +422,7 @@ impl Channel {
                 let (subscribers, delivered) = (state.weight_of(room.keys()), takers.len() as u64);
                 Receipt { id: None, subscribers, delivered, dropped: full_groups }
             }
-        }
+        })
     }
 
     /// Queues a publication if all queues of its audience have room. Otherwise, `publisher` is woken when that may be so.
@@ -310,8 +434,9 @@ impl Channel {
         memory: &Arc<AtomicU64>,
         publisher: &Waker,
         now: Duration,
-    ) -> PublishProgress {
+    ) -> Result<PublishProgress, PublishError> {
         let mut state = self.lock();
+        state.admits(place)?;
         state.used = now;
         let bytes = crate::publication::cost(content);
         let (targets, subscribers): (Vec<u64>, u64) = loop {
@@ -330,7 +455,7 @@ impl Channel {
                 break (targets, state.weight_of(room.keys()));
             }
             if let Some(until) = state.wait_for(&full, bytes, publisher, limits.stall, now) {
-                return PublishProgress::Waiting { until };
+                return Ok(PublishProgress::Waiting { until });
             }
         };
         let mut receipt = Receipt { id: None, subscribers, delivered: subscribers, dropped: 0 };
@@ -353,7 +478,7 @@ impl Channel {
                 state.keep_fed(place, &targets, &job, limits, now);
             }
         }
-        PublishProgress::Done(receipt)
+        Ok(PublishProgress::Done(receipt))
     }
 
     /// Whether the history still has this publication.
@@ -407,6 +532,17 @@ impl ChannelState {
         EventId { epoch: self.epoch, sequence: self.latest }
     }
 
+    /// Whether the relay that gives the place numbers the publications.
+    fn admits(&self, place: Place) -> Result<(), PublishError> {
+        if self.is_fed == matches!(place, Place::Fed(_)) { Ok(()) } else { Err(PublishError::NotRoot) }
+    }
+
+    /// What stand-bys have.
+    fn copies(&self) -> Copies {
+        let confirmed = || self.members.values().filter_map(|member| member.confirmed);
+        Copies { stand_bys: confirmed().count(), until: confirmed().min().unwrap_or_default() }
+    }
+
     /// The identifier of the next publication.
     fn take_place(&mut self, place: Place) -> EventId {
         match place {
@@ -421,13 +557,16 @@ impl ChannelState {
     }
 
     fn remembers(&self, id: EventId) -> bool {
-        let oldest = self.history.front().and_then(|oldest| oldest.id);
-        oldest.is_some_and(|oldest| oldest.epoch == id.epoch && oldest.sequence <= id.sequence)
+        // A history has no holes, whatever epochs it has.
+        let oldest = self.before_history().sequence + 1;
+        let at = id.sequence.checked_sub(oldest).and_then(|at| usize::try_from(at).ok());
+        at.and_then(|at| self.history.get(at)).is_some_and(|publication| publication.id == Some(id))
     }
 
     /// The position before the oldest publication of the history.
     fn before_history(&self) -> EventId {
-        EventId { epoch: self.epoch, sequence: self.latest.saturating_sub(self.history.len() as u64) }
+        let epoch = self.history.front().and_then(|oldest| oldest.id).map_or(self.epoch, |oldest| oldest.epoch);
+        EventId { epoch, sequence: self.latest.saturating_sub(self.history.len() as u64) }
     }
 
     /// Adds a publication to the history, and removes what is too much.
@@ -439,6 +578,13 @@ impl ChannelState {
         }
     }
 
+    /// Removes publications that an earlier root has given to this relay, but not to the root that goes on.
+    fn forget_after(&mut self, sequence: u64) {
+        while let Some(latest) = self.history.pop_back_if(|latest| latest.id.is_some_and(|id| id.sequence > sequence)) {
+            self.history_bytes -= latest.bytes();
+        }
+    }
+
     fn forget_oldest(&mut self) {
         if let Some(oldest) = self.history.pop_front() {
             self.history_bytes -= oldest.bytes();
@@ -447,10 +593,8 @@ impl ChannelState {
 
     /// The publications after `after` that the history lacks; `None` if their number is unknown.
     fn missed(&self, after: EventId) -> Option<u64> {
-        if after.epoch != self.epoch || after.sequence > self.latest {
-            return None;
-        }
-        Some(self.before_history().sequence.saturating_sub(after.sequence))
+        let sequence = self.lineage.sequence_of(after, self.epoch).filter(|sequence| *sequence <= self.latest)?;
+        Some(self.before_history().sequence.saturating_sub(sequence))
     }
 
     /// Waits for members without room. `None`: something has changed, and it is time to look again.

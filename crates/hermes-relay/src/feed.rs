@@ -94,6 +94,39 @@ impl Feed {
         published
     }
 
+    /// Numbers the publications from now on: this relay is the root. It counts on from [`Self::position`], in a new epoch.
+    /// `is_complete`: nothing is missing that another root has published. Otherwise subscribers learn that they may miss
+    /// something.
+    pub fn lead(&self, epoch: u64, is_complete: bool, now: Duration) {
+        self.channel.lead(epoch, is_complete, now);
+    }
+
+    /// Lets another relay number the publications again.
+    pub fn follow(&self) {
+        self.channel.begin_feed();
+    }
+
+    /// Whether this relay numbers the publications.
+    pub fn leads(&self) -> bool {
+        self.channel.leads()
+    }
+
+    /// Whether a stand-by that has confirmed all has everything: a publisher gets the response to a realtime publication
+    /// before any stand-by has it.
+    pub fn is_reliable(&self) -> bool {
+        self.channel.is_reliable()
+    }
+
+    /// Whether the relay keeps histories.
+    pub fn keeps_history(&self) -> bool {
+        self.relay.keeps_history()
+    }
+
+    /// Whether nobody subscribes to the channel, and what it keeps is too old.
+    pub fn is_idle(&self, now: Duration) -> bool {
+        self.channel.is_idle(now, self.relay.history_age())
+    }
+
     /// Ends the subscriptions of the channel after what waits in their queues.
     pub fn close(&self) {
         self.channel.close();

@@ -30,6 +30,8 @@ pub const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers"
 pub const HEARTBEAT: HeaderName = HeaderName::from_static("hermes-heartbeat");
 /// The number of subscribers in whose queues a publication is.
 pub const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");
+/// The number of other relays that have a reliable publication.
+pub const COPIES: HeaderName = HeaderName::from_static("hermes-copies");
 /// The identifier of a publication, or a position.
 pub const EVENT_ID: HeaderName = HeaderName::from_static("hermes-event-id");
 /// The channel of a publication, if the subscription has several.

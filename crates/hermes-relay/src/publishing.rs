@@ -35,6 +35,15 @@ impl Place {
     }
 }
 
+/// What the stand-bys of a channel have of its publications.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// The relays that keep a copy.
+    pub stand_bys: usize,
+    /// The sequence number of the latest publication that all of them have.
+    pub until: u64,
+}
+
 /// The outcome of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipt {

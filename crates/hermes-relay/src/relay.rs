@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::channel::{Channel, Joined, Losses, NewMember};
 use crate::event_id::EventId;
 use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
 use crate::publication::{FedPublication, NewPublication, Publication, Reserved};
-use crate::publishing::{Audience, Place, PublishProgress, Receipt};
+use crate::publishing::{Audience, Copies, Place, PublishProgress, Receipt};
 use crate::queue::{Delivery, End, QueueLimits, SubscriberQueue};
 use crate::request::{PublishError, SubscribeError, SubscribeRequest, SubscriptionId};
 
@@ -134,7 +134,8 @@ impl Relay {
         // The table stays locked, so that no channel is forgotten before the subscriber joins it.
         let join = |(channel, after): (Arc<Channel>, Option<EventId>)| {
             let (group, weight) = (request.group.clone(), request.behind.unwrap_or(1));
-            let joined = channel.join(NewMember { queue: &queue, group, weight, after }, now);
+            let is_stand_by = request.is_stand_by;
+            let joined = channel.join(NewMember { queue: &queue, group, weight, after, is_stand_by }, now);
             Membership { channel, joined }
         };
         let memberships: Arc<[Membership]> = channels.into_iter().map(join).collect();
@@ -178,12 +179,44 @@ impl Relay {
         Ok(())
     }
 
+    /// A stand-by has the publications of a channel up to this one.
+    pub fn confirm(&self, id: SubscriptionId, until: EventId) {
+        let table = self.lock();
+        let Some(Registration { memberships, .. }) = table.subscriptions.get(&id) else { return };
+        memberships.iter().for_each(|membership| membership.channel.confirm(membership.joined.number, until));
+    }
+
+    /// What stand-bys have of a channel, and its changes. `None`: there is no such channel.
+    pub fn copies(&self, channel: &str) -> Option<watch::Receiver<Copies>> {
+        self.lock().channels.get(channel).map(|channel| channel.copies())
+    }
+
+    /// Ends the subscriptions of stand-bys that have not confirmed a publication. Returns their number.
+    pub fn end_stand_bys(&self, channel: &str, id: EventId) -> u64 {
+        self.lock().channels.get(channel).map_or(0, |channel| channel.end_stand_bys(id.sequence))
+    }
+
+    /// Lets another relay, which has the publications of the channel up to `after`, number the next ones. Returns those that
+    /// it lacks. `None`: there is no such channel.
+    pub fn hand_over(&self, channel: &str, after: EventId) -> Option<Vec<Delivery>> {
+        let channel = self.lock().channels.get(channel).cloned();
+        channel.map(|channel| channel.hand_over(after))
+    }
+
     /// Whether a bound of the relay, or of its client, would refuse the subscription now.
     ///
     /// # Errors
     /// The bound.
     pub fn may_subscribe(&self, request: &SubscribeRequest) -> Result<(), SubscribeError> {
         self.lock().admits(request).map(drop)
+    }
+
+    pub(crate) fn keeps_history(&self) -> bool {
+        self.lock().limits.history > 0
+    }
+
+    pub(crate) fn history_age(&self) -> Duration {
+        self.lock().limits.history_age
     }
 
     /// Whether the relay has this subscription.
@@ -230,7 +263,7 @@ impl Relay {
     ) -> Result<Receipt, PublishError> {
         let target = self.channel_for(channel, audience, epoch, now)?;
         let Some(Target { channel, limits }) = target else { return Ok(nobody(audience, epoch)) };
-        let receipt = channel.publish_realtime(content, Place::Next(audience), &limits, &self.memory, now);
+        let receipt = channel.publish_realtime(content, Place::Next(audience), &limits, &self.memory, now)?;
         self.log(&channel, &receipt, &limits);
         Ok(receipt)
     }
@@ -251,7 +284,8 @@ impl Relay {
         let Some(Target { channel, limits }) = self.channel_for(channel, audience, epoch, now)? else {
             return Ok(PublishProgress::Done(nobody(audience, epoch)));
         };
-        let progress = channel.publish_reliable(content, Place::Next(audience), &limits, &self.memory, publisher, now);
+        let progress =
+            channel.publish_reliable(content, Place::Next(audience), &limits, &self.memory, publisher, now)?;
         if let PublishProgress::Done(receipt) = &progress {
             self.log(&channel, receipt, &limits);
         }
@@ -288,9 +322,9 @@ impl Relay {
         let limits = self.ready_for_publication(now)?.limits.clone();
         let FedPublication { content, id, is_reliable } = publication;
         let progress = if *is_reliable {
-            channel.publish_reliable(content, Place::Fed(*id), &limits, &self.memory, publisher, now)
+            channel.publish_reliable(content, Place::Fed(*id), &limits, &self.memory, publisher, now)?
         } else {
-            let receipt = channel.publish_realtime(content.clone(), Place::Fed(*id), &limits, &self.memory, now);
+            let receipt = channel.publish_realtime(content.clone(), Place::Fed(*id), &limits, &self.memory, now)?;
             PublishProgress::Done(receipt)
         };
         if let PublishProgress::Done(receipt) = &progress {

@@ -45,6 +45,8 @@ pub struct SubscribeRequest {
     /// For a relaying node, the number of subscribers behind it. Such a subscription does not count for its subject, since
     /// it stands for many clients.
     pub behind: Option<u64>,
+    /// The relaying node keeps a copy of the history, and confirms what it has.
+    pub is_stand_by: bool,
     /// A random number, for channels that begin now.
     pub epoch: u64,
 }
@@ -81,6 +83,9 @@ pub enum PublishError {
     /// A bound of the relay in bytes.
     #[error("the publications in queues and histories have their most bytes ({0})")]
     Memory(u64),
+    /// Another relay is the root of the channel.
+    #[error("another relay is the root of the channel")]
+    NotRoot,
     /// The relay has been closed.
     #[error("the relay no longer serves the channel")]
     Closed,

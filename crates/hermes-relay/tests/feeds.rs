@@ -37,6 +37,7 @@ fn subscribe(
         group: None,
         timeout: 1000 * SECOND,
         behind,
+        is_stand_by: false,
         epoch: number,
     };
     relay.subscribe(request, now).unwrap()

@@ -30,6 +30,7 @@ fn deliveries(bodies: &[Vec<u8>]) -> Vec<Delivery> {
         group: None,
         timeout: Duration::from_secs(1),
         behind: None,
+        is_stand_by: false,
         epoch: 7,
     };
     let subscription = relay.subscribe(request, Duration::ZERO).unwrap();

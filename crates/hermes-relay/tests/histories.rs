@@ -114,6 +114,7 @@ impl World {
             group: None,
             timeout: timeout * SECOND,
             behind: None,
+            is_stand_by: false,
             epoch: self.random,
         };
         let subscription = relay.subscribe(request, self.now).unwrap();
@@ -207,6 +208,7 @@ fn subscribe(relay: &Arc<Relay>, number: u128, channel: &str, group: Option<&str
         group: group.map(Arc::from),
         timeout: timeout * SECOND,
         behind: None,
+        is_stand_by: false,
         epoch: 1,
     };
     relay.subscribe(request, Duration::ZERO).unwrap()
@@ -281,6 +283,7 @@ fn jobs_of_a_stalled_member_stay_in_their_channel() {
         group: Some("g".into()),
         timeout: 90 * SECOND,
         behind: None,
+        is_stand_by: false,
         epoch: 1,
     };
     let _silent = relay.subscribe(request, Duration::ZERO).unwrap();
@@ -369,6 +372,7 @@ fn histories_give_way_before_publications_are_refused() {
         group: None,
         timeout: SECOND,
         behind: None,
+        is_stand_by: false,
         epoch: 1,
     };
     let subscription = relay.subscribe(request, SECOND).unwrap();

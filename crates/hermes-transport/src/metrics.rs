@@ -161,6 +161,7 @@ pub struct Metrics {
     pub relay_subscriptions: Gauge,
     pub relay_memory: Gauge,
     pub relay_upstream_subscriptions: Gauge,
+    pub relay_roots: Gauge,
     pub relay_upstream_breaks: Counter,
     pub relay_publications: Family<RouteLabels, Counter>,
     pub relay_deliveries: Family<ResultLabels, Counter>,
@@ -221,6 +222,7 @@ impl Default for Metrics {
             relay_subscriptions: Gauge::default(),
             relay_memory: Gauge::default(),
             relay_upstream_subscriptions: Gauge::default(),
+            relay_roots: Gauge::default(),
             relay_upstream_breaks: Counter::default(),
             relay_publications: Family::default(),
             relay_deliveries: Family::default(),
@@ -281,8 +283,13 @@ impl Metrics {
         );
         registry.register(
             "relay_upstream_subscriptions",
-            "Channels to which this node subscribes at the next relay",
+            "Channels that this node shares with other relays",
             self.relay_upstream_subscriptions.clone(),
+        );
+        registry.register(
+            "relay_roots",
+            "Channels that this node shares with peers and of which it is the root",
+            self.relay_roots.clone(),
         );
         registry.register(
             "relay_upstream_breaks",

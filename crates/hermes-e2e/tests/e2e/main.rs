@@ -28,6 +28,7 @@ mod rate_limit;
 mod relay;
 mod relay_keys;
 mod relay_pages;
+mod relay_peers;
 mod relay_tree;
 mod reload;
 mod rina;

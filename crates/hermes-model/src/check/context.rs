@@ -35,6 +35,8 @@ impl Context<'_> {
 
 /// Names that references resolve to.
 pub(super) struct Names<'a> {
+    /// The name of this node.
+    pub(super) node: &'a str,
     /// Names of all listeners, including invalid ones.
     pub(super) listeners: &'a [String],
     pub(super) upstreams: HashMap<&'a str, &'a Arc<Upstream>>,

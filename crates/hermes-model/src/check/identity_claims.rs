@@ -61,7 +61,7 @@ fn receiving_upstream<'s>(snapshot: &'s Snapshot, listener: &Listener, user: &st
             && (matcher.users.is_empty() || matcher.users.iter().any(|pattern| pattern.matches(Some(user))))
             && listener.only_kind().is_none_or(|kind| route.serves(kind))
     };
-    let upstreams = snapshot.routes.iter().filter(|route| takes(route)).filter_map(|route| route.action.upstream());
+    let upstreams = snapshot.routes.iter().filter(|route| takes(route)).flat_map(|route| route.action.upstreams());
     upstreams.map(|upstream| &**upstream).find(|upstream| presents_certificate(upstream))
 }
 

@@ -10,8 +10,10 @@ use super::policy::size;
 use super::report::Report;
 use super::route::upstream_named;
 use crate::document::relay as section;
-use crate::snapshot::{Relay, Upstream, UpstreamProtocol};
+use crate::snapshot::{Relay, RelayPeer, RelayTree, Upstream, UpstreamProtocol};
 
+/// The nodes that may share channels.
+const MAX_PEERS: usize = 64;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -31,12 +33,17 @@ fn is_origin(text: &str) -> bool {
     !authority.is_empty() && authority.bytes().all(is_known) && !authority.ends_with(default)
 }
 
-/// Builds a relay. `None`: its upstream is invalid. Without it, the relay would be the root of a tree of its own.
+/// Builds a relay. `None`: an upstream is invalid. Without it, the relay would be the root of a tree of its own.
 pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Relay> {
-    let upstream = match &section.upstream {
-        Some(name) => Some(next_relay(name, &format!("{at}.upstream"), names, report)?),
-        None => None,
+    let tree = match &section.upstream {
+        Some(name) => RelayTree::Below(next_relay(name, &format!("{at}.upstream"), names, report)?),
+        None if section.peers.is_empty() => RelayTree::Root,
+        None => RelayTree::Peers(peers(&section.peers, &format!("{at}.peers"), names, report)?),
     };
+    if section.upstream.is_some() && !section.peers.is_empty() {
+        let message = "peers conflict with upstream, which has the root of all channels; keep one of them";
+        report.problem(format!("{at}.peers"), message);
+    }
     let mut number = |key: &str, value: Option<usize>, default: usize, allowed: RangeInclusive<usize>| {
         let value = value.unwrap_or(default);
         if !allowed.contains(&value) {
@@ -65,7 +72,7 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
     }
     let day = 24 * HOUR;
     let relay = Relay {
-        upstream,
+        tree,
         mode: section.mode,
         queue,
         queue_bytes: size(format!("{at}.queue-bytes"), section.queue_bytes, 4 * MIB, KIB..=1 << 40, report),
@@ -88,6 +95,31 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
         report.problem(format!("{at}.unit"), message);
     }
     Some(relay)
+}
+
+/// Builds the peers. `None`: one is invalid.
+fn peers(section: &[section::RelayPeer], at: &str, names: &Names<'_>, report: &mut Report) -> Option<Vec<RelayPeer>> {
+    let mut all: Vec<Option<RelayPeer>> = Vec::new();
+    for (index, peer) in section.iter().enumerate() {
+        let at = format!("{at}[{index}]");
+        if section[..index].iter().any(|other| other.node == peer.node) {
+            report.problem(format!("{at}.node"), format!("node {} is a peer already; remove one", peer.node));
+        }
+        let name = peer.upstream.as_ref().unwrap_or(&peer.node);
+        let upstream = match peer.node == names.node {
+            true if peer.upstream.is_some() => {
+                report.problem(format!("{at}.upstream"), "this is the node itself; remove the upstream");
+                None
+            }
+            true => Some(None),
+            false => next_relay(name, &format!("{at}.upstream"), names, report).map(Some),
+        };
+        all.push(upstream.map(|upstream| RelayPeer { node: peer.node.as_str().into(), upstream }));
+    }
+    if section.len() > MAX_PEERS {
+        report.problem(at, format!("{} peers; use at most {MAX_PEERS}", section.len()));
+    }
+    all.into_iter().collect()
 }
 
 fn next_relay(name: &str, at: &str, names: &Names<'_>, report: &mut Report) -> Option<Arc<Upstream>> {

@@ -14,8 +14,8 @@ use crate::document::route as section;
 use crate::facts::Kind;
 use crate::matcher::{Matcher, list};
 use crate::snapshot::{
-    Action, Endpoint, Face, FaceUri, Gateway, OnChange, Redirect, Respond, RinaNeighbour, Route, Target, Terminate,
-    TerminateKind, Upstream, UpstreamProtocol,
+    Action, Endpoint, Face, FaceUri, Gateway, OnChange, Redirect, RelayTree, Respond, RinaNeighbour, Route, Target,
+    Terminate, TerminateKind, Upstream, UpstreamProtocol,
 };
 
 const ACTIONS: &str = "upstream, terminate, relay, respond, redirect";
@@ -480,7 +480,7 @@ fn check_policies(section: &section::Route, matcher: &Matcher, action: &Action, 
         let message = "no effect: this route forwards no requests; remove it";
         report.warning(format!("{at}.idempotency-key"), message);
     }
-    let is_below = matches!(action, Action::Relay(relay) if relay.upstream.is_some());
+    let is_below = matches!(action, Action::Relay(relay) if relay.tree != RelayTree::Root);
     if is_below && section.rewrite.as_ref().is_some_and(|rewrite| rewrite.path.is_some()) {
         let message = "the paths of channels must be the same at all relays, since they say whose key counts; remove it, \
                        or use an upstream without relay";

@@ -13,6 +13,9 @@ pub struct Relay {
     /// Upstream whose nodes are the next relay towards the root of the tree. Default none: this node is the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
+    /// Nodes that share the channels: each channel has one of them as its root. Default none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<RelayPeer>,
     /// Rule for a publication if the queue of a subscriber is full. Default realtime.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: RelayMode,
@@ -52,6 +55,17 @@ pub struct Relay {
     /// Bytes of the publications in queues and histories. Default 256 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
+}
+
+/// `relay.peers[]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RelayPeer {
+    /// Name of the node. It must be the same in the documents of all peers.
+    pub node: String,
+    /// Upstream that leads to the node. Default: the upstream with the name of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
 }
 
 /// `relay.history`

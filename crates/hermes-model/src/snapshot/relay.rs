@@ -1,15 +1,17 @@
 //! The relay of a snapshot's route: channels of publish and subscribe, and their bounds.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Upstream;
+use crate::rendezvous::weight;
 
 /// Serves the URIs of a route as channels: a GET subscribes, a PUT or POST publishes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Relay {
-    /// The next relay towards the root of the tree. `None`: this node is the root.
-    pub upstream: Option<Arc<Upstream>>,
+    /// Where the roots of channels are.
+    pub tree: RelayTree,
     /// The rule for publications that name none.
     pub mode: RelayMode,
     /// Publications and bytes in the queue of a subscriber.
@@ -40,6 +42,70 @@ pub struct Relay {
     pub origins: Vec<Box<str>>,
     /// Bytes of the publications in queues and histories.
     pub memory: u64,
+}
+
+/// The relays that serve a channel together form a tree. Its root numbers the publications.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RelayTree {
+    /// This node is the root of all channels.
+    Root,
+    /// The next relay towards the root of all channels.
+    Below(Arc<Upstream>),
+    /// Nodes that share the channels.
+    Peers(Vec<RelayPeer>),
+}
+
+/// One of the nodes that share the channels of a route.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RelayPeer {
+    /// The name by which all peers know it.
+    pub node: Arc<str>,
+    /// The way to it. `None`: it is this node.
+    pub upstream: Option<Arc<Upstream>>,
+}
+
+/// The order of the peers for a channel. The first one that can be reached is the root.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChannelRanking {
+    /// The upstreams of the peers before this node, best first. If this node is no peer, of all peers.
+    pub above: Vec<Arc<str>>,
+    /// This node may be the root.
+    pub may_lead: bool,
+    /// The upstreams of the peers after this node, best first.
+    pub below: Vec<Arc<str>>,
+}
+
+impl RelayTree {
+    /// The upstreams that lead to other relays.
+    pub fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        let (next, peers) = match self {
+            Self::Root => (None, &[][..]),
+            Self::Below(upstream) => (Some(upstream), &[][..]),
+            Self::Peers(peers) => (None, &peers[..]),
+        };
+        next.into_iter().chain(peers.iter().filter_map(|peer| peer.upstream.as_ref()))
+    }
+
+    /// The order of the relays for a channel. All peers with the same list have the same order.
+    pub fn ranking(&self, channel: &str) -> ChannelRanking {
+        let mut ranking = ChannelRanking::default();
+        match self {
+            Self::Root => ranking.may_lead = true,
+            Self::Below(upstream) => ranking.above.push(upstream.name.clone()),
+            Self::Peers(peers) => {
+                let mut ranked: Vec<&RelayPeer> = peers.iter().collect();
+                ranked.sort_by_key(|peer| (Reverse(weight(channel.as_bytes(), &peer.node)), &peer.node));
+                for peer in ranked {
+                    match &peer.upstream {
+                        None => ranking.may_lead = true,
+                        Some(upstream) if ranking.may_lead => ranking.below.push(upstream.name.clone()),
+                        Some(upstream) => ranking.above.push(upstream.name.clone()),
+                    }
+                }
+            }
+        }
+        ranking
+    }
 }
 
 /// The rule for a publication if the queue of a subscriber is full.

@@ -9,7 +9,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use ipnet::IpNet;
 
 use super::policy::{Cache, Custody, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
-use super::relay::Relay;
+use super::relay::{Relay, RelayTree};
 use super::upstream::{Upstream, UpstreamProtocol};
 use crate::dial_scope::DialScope;
 use crate::facts::Kind;
@@ -118,13 +118,14 @@ impl Route {
 }
 
 impl Action {
-    /// The upstream that may receive requests of the route.
-    pub fn upstream(&self) -> Option<&Arc<Upstream>> {
-        match self {
-            Action::Upstream(upstream) => Some(upstream),
-            Action::Relay(relay) => relay.upstream.as_ref(),
-            _ => None,
-        }
+    /// The upstreams that may receive requests of the route.
+    pub fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        let (one, tree) = match self {
+            Action::Upstream(upstream) => (Some(upstream), None),
+            Action::Relay(relay) => (None, Some(&relay.tree)),
+            _ => (None, None),
+        };
+        one.into_iter().chain(tree.into_iter().flat_map(RelayTree::upstreams))
     }
 
     /// The actions of a race, or the action itself.

@@ -1,7 +1,7 @@
-//! Sends requests of a relay to the next relay of its route.
+//! Sends requests of a relay to the other relays of its route.
 //!
 //! In: the facts of a request of this node, or of a client that publishes through a WebSocket. Out: the response of an
-//! endpoint of the upstream that `relay.upstream` names. The request has no session of its own in the tables of the
+//! endpoint of an upstream that `relay` names. The request has no session of its own in the tables of the
 //! worker: the subscriptions that it serves have theirs. Never: a decision.
 
 use std::rc::Rc;
@@ -21,24 +21,31 @@ use super::forward::Forward;
 use crate::request::{Request, UpgradeKind};
 use crate::worker::Worker;
 
-/// The way to the next relay of a route.
+/// The way to the other relays of a route.
 pub(crate) struct ToNextRelay {
     pub(crate) worker: Rc<Worker>,
     pub(crate) route: Arc<str>,
 }
 
 impl NextRelay for ToNextRelay {
-    fn send(&self, facts: Facts, body: Bytes) -> NextResponse {
+    fn send(&self, upstream: Arc<str>, facts: Facts, body: Bytes) -> NextResponse {
         let (worker, route) = (self.worker.clone(), self.route.clone());
-        Box::pin(async move { forward(&worker, &route, facts, body).await })
+        Box::pin(async move { forward(&worker, &route, &upstream, facts, body).await })
     }
 }
 
-async fn forward(worker: &Rc<Worker>, route: &Arc<str>, facts: Facts, body: Bytes) -> Result<Response<Body>, Error> {
+async fn forward(
+    worker: &Rc<Worker>,
+    route: &Arc<str>,
+    upstream: &Arc<str>,
+    facts: Facts,
+    body: Bytes,
+) -> Result<Response<Body>, Error> {
     let generation = worker.generation();
-    let no_next = || Error::Reconfigured(format!("route {route} no longer has a next relay"));
+    let no_next = || Error::Reconfigured(format!("route {route} no longer has the relay of upstream {upstream}"));
     let route = generation.snapshot.routes.iter().find(|other| other.name == *route).ok_or_else(no_next)?;
-    let upstream = generation.state_of(route.action.upstream().ok_or_else(no_next)?)?;
+    let named = route.action.upstreams().find(|other| other.name == *upstream);
+    let upstream = generation.state_of(named.ok_or_else(no_next)?)?;
     let trace = headers::trace(&facts.headers, worker.random());
     let scheme = if facts.scheme() == "https" { Scheme::HTTPS } else { Scheme::HTTP };
     let entry = SessionEntry::unlisted(worker, Rc::new(facts), trace);

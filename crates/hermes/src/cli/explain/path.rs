@@ -142,7 +142,7 @@ pub(super) fn follow(explain: &Explain) -> anyhow::Result<Vec<Hop>> {
         explanation.capture = wanted.and_then(|wanted| super::captured(&place.snapshot, &listener, wanted));
         let taken = explanation.route.as_deref().filter(|_| explanation.decision == "act");
         let route = taken.and_then(|name| place.snapshot.routes.iter().find(|route| &*route.name == name));
-        let upstream = route.and_then(|route| Some(route.action.upstream()?.name.to_string()));
+        let upstream = route.and_then(|route| Some(route.action.upstreams().next()?.name.to_string()));
         let (next, backup) = upstream.map(|upstream| place.next(&upstream)).unwrap_or_default();
         let followed = next.iter().find(|next| hops.iter().all(|hop| hop.node != **next) && **next != node).cloned();
         hops.push(Hop { node: node.clone(), explanation, next, backup });

@@ -1,0 +1,71 @@
+//! The request of a root among peers that this node keep a copy of a channel.
+//!
+//! In: a request of a peer, with the position up to which it has the channel. Out: what this node has after that, once, and a
+//! feed that keeps a copy for the time that the peer names. If this node was the root, it no longer is. Never: a copy for
+//! anyone but a node that may pass on assertions of others.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hermes_model::trust::STAND_BY;
+use hermes_relay::Delivery;
+use hermes_relay::fields::LAST_EVENT_ID;
+use hermes_relay::framing::Framing;
+use hermes_transport::body::Body;
+use hermes_transport::error::Error;
+use http::header::CONTENT_TYPE;
+use http::{Response, StatusCode};
+
+use crate::siblings::Siblings;
+use crate::{RelayRequest, channel, refusal, text, upstream};
+
+/// The longest time for which a copy is kept without another request.
+const MAX_TIME: Duration = Duration::from_secs(600);
+
+pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
+    let facts = &request.entry.facts;
+    let siblings = Siblings::of(request);
+    if !facts.trust.is_proxy() || !siblings.are_peers() {
+        let reason =
+            format!("only peers of this relay may send {STAND_BY}; add it to `relay.peers`, and trust its nodes\n");
+        return Ok(refusal(StatusCode::FORBIDDEN, reason));
+    }
+    let malformed = |name| Error::Malformed(format!("{name} of a peer is missing or malformed"));
+    let seconds = text(&facts.headers, &STAND_BY)?.and_then(|text| text.parse().ok());
+    let time = Duration::from_secs(seconds.ok_or_else(|| malformed(STAND_BY))?).min(MAX_TIME);
+    let after = text(&facts.headers, &LAST_EVENT_ID)?.and_then(|text| text.parse().ok());
+    let after = after.ok_or_else(|| malformed(LAST_EVENT_ID))?;
+    let name = channel(request.entry, None);
+    let requests = siblings.requests(facts, &facts.path);
+    let feed = match upstream::feed(&siblings, &requests, &name) {
+        Ok(feed) => feed,
+        Err(error) => return Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))),
+    };
+    // Before the peer learns the position: nothing may be published here after that.
+    let lacking = siblings.of_route.relay.hand_over(&name, after).filter(|_| !feed.is_own());
+    feed.duties.stand_by(time);
+    let Some(lacking) = lacking else {
+        let mut response = Response::new(Body::Empty);
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        return Ok(response);
+    };
+    Ok(parts(&lacking))
+}
+
+/// The deliveries as a whole body.
+fn parts(deliveries: &[Delivery]) -> Response<Body> {
+    let framing = Framing::Multipart { boundary: format!("hermes-{:032x}", rand::random::<u128>()) };
+    let mut out = framing.begin("").to_vec();
+    for delivery in deliveries {
+        let position = match delivery {
+            Delivery::Publication(publication) => publication.id,
+            Delivery::Gap { until, .. } => Some(*until),
+        };
+        let position = position.map(|position| position.to_string()).unwrap_or_default();
+        framing.write(&mut out, delivery, &position, false);
+    }
+    out.extend_from_slice(&framing.end());
+    let mut response = Response::new(Body::Full(Bytes::from(out)));
+    response.headers_mut().insert(CONTENT_TYPE, framing.content_type());
+    response
+}

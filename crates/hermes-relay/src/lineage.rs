@@ -1,0 +1,41 @@
+//! The epochs of a channel whose root has moved from one relay to another.
+//!
+//! In: the epochs, each with the position at which the next one goes on. Out: a position of an earlier epoch as one of the
+//! current epoch. The new root counts on from the position of the earlier one, and takes an epoch of its own, so that no
+//! identifier stands for two publications if both are alive. Never: an epoch whose publications the channel may lack.
+
+use std::collections::VecDeque;
+
+use crate::EventId;
+
+/// The earlier epochs that are known.
+const MAX_EPOCHS: usize = 8;
+
+#[derive(Debug, Default)]
+pub(crate) struct Lineage(VecDeque<EventId>);
+
+impl Lineage {
+    /// The epoch of this position ends there; another one goes on.
+    pub(crate) fn end_at(&mut self, position: EventId) {
+        if self.0.len() == MAX_EPOCHS {
+            self.0.pop_front();
+        }
+        self.0.push_back(position);
+    }
+
+    /// The number of publications of the channel up to a position of a client, as the current epoch counts them. `None`: the
+    /// epoch is unknown.
+    pub(crate) fn sequence_of(&self, position: EventId, epoch: u64) -> Option<u64> {
+        if position.epoch == epoch {
+            return Some(position.sequence);
+        }
+        // What an earlier root published after that, nobody has confirmed to its publisher.
+        let end = self.0.iter().rev().find(|end| end.epoch == position.epoch)?;
+        Some(position.sequence.min(end.sequence))
+    }
+
+    /// Forgets all epochs, since the current one does not continue them.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
