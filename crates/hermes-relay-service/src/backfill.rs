@@ -98,7 +98,15 @@ impl Backfill {
                     self.source = Source::Opening(Box::pin(opening));
                 }
                 Source::Opening(accepted) => match ready!(accepted.as_mut().poll(cx)) {
-                    Ok(accepted) => self.source = Source::Open(accepted.deliveries),
+                    Ok(accepted) => {
+                        if self.position == EventId::OLDEST {
+                            self.position = accepted.position;
+                        }
+                        self.source = Source::Open(accepted.deliveries);
+                        if self.position == self.until {
+                            return Poll::Ready(Some(NextDelivery::Nothing));
+                        }
+                    }
                     Err(refused) => {
                         tracing::debug!(
                             channel = &*self.channel,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hermes_model::snapshot::{ChannelRanking, RelayTree};
 use hermes_net::backoff::Backoff;
-use hermes_relay::{FedPublication, PublishError, SubscribeError};
+use hermes_relay::{EventId, FedPublication, PublishError, SubscribeError};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use hermes_transport::runtime::Shared;
@@ -208,8 +208,11 @@ impl FeedTask {
     async fn subscribe(&self, next: &NextChannel) -> Result<Accepted, Refused> {
         let (relay, standing) = (self.siblings.of_route.relay.clone(), self.standing());
         let feed = &self.feeder.feed;
-        let resumes = self.has_followed || feed.leads() || standing.confirmed.is_some();
-        let after = resumes.then(|| feed.position());
+        let after = if self.has_followed || feed.leads() {
+            Some(feed.position())
+        } else {
+            standing.confirmed.map(|_| EventId::OLDEST)
+        };
         let accepted = next.clone().subscribe(standing, after, relay, self.siblings.max_bytes).await?;
         feed.follow();
         feed.begin_at(accepted.position, self.siblings.clock.now());

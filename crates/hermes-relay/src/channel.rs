@@ -175,6 +175,9 @@ impl Channel {
     pub(crate) fn join(&self, member: NewMember<'_>, now: Duration) -> Joined {
         let NewMember { queue, group, weight, after, is_stand_by } = member;
         let mut state = self.lock();
+        // A fed channel may have less than the relay that feeds it.
+        let is_oldest = |after: EventId| after == EventId::OLDEST && !state.is_fed;
+        let after = after.map(|after| if is_oldest(after) { state.before_history() } else { after });
         let mut joined = Joined { number: state.next_member, start: state.latest_id(), lacks_until: None };
         let missed = after.map_or(Some(0), |after| state.missed(after));
         let known = after.and_then(|after| state.lineage.sequence_of(after, state.epoch));

@@ -15,6 +15,11 @@ pub struct EventId {
     pub sequence: u64,
 }
 
+impl EventId {
+    /// The position before the oldest publication that the channel keeps. No channel has the epoch 0.
+    pub const OLDEST: Self = Self { epoch: 0, sequence: 0 };
+}
+
 /// The text is not an event identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed event identifier; expected EPOCH-SEQUENCE as in the `id` of a publication")]
