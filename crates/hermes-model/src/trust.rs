@@ -52,12 +52,13 @@ pub const CONFIRMED: HeaderName = HeaderName::from_static("hermes-confirmed");
 const OVERLAY: &str = "hermes-";
 
 /// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing.
-const OF_RELAYS: [HeaderName; 15] = [
+const OF_RELAYS: [HeaderName; 16] = [
     HeaderName::from_static("hermes-channel"),
     HeaderName::from_static("hermes-channels"),
     HeaderName::from_static("hermes-copies"),
     HeaderName::from_static("hermes-deliver"),
     HeaderName::from_static("hermes-delivered"),
+    HeaderName::from_static("hermes-epochs"),
     HeaderName::from_static("hermes-event-id"),
     HeaderName::from_static("hermes-group"),
     HeaderName::from_static("hermes-heartbeat"),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::feeder::Feeder;
-use crate::next_channel::{ChannelRequests, NextDeliveries};
+use crate::next_channel::{ChannelRequests, HandedOver};
 use crate::siblings::Siblings;
 
 /// The time for which a peer keeps a copy without being asked again, and the time after which it is asked again.
@@ -28,7 +28,7 @@ pub(crate) enum Found {
 /// Takes over what the peers after this node have, and has the first one that can be reached keep a copy.
 pub(crate) async fn take_over(siblings: &Siblings, below: &[Arc<str>], of: &ChannelRequests, feeder: &Feeder) -> Found {
     match ask(siblings, below, of, feeder).await {
-        Some(Some(deliveries)) => import(deliveries, feeder).await,
+        Some(Some(handed_over)) => import(handed_over, feeder).await,
         Some(None) => Found::Nothing,
         None => Found::Nobody,
     }
@@ -45,7 +45,7 @@ async fn ask(
     below: &[Arc<str>],
     of: &ChannelRequests,
     feeder: &Feeder,
-) -> Option<Option<NextDeliveries>> {
+) -> Option<Option<HandedOver>> {
     let feeds = &siblings.of_route.feeds;
     for upstream in below.iter().filter(|upstream| !feeds.is_away(upstream)) {
         let asked = of.at(upstream);
@@ -61,7 +61,7 @@ async fn ask(
     None
 }
 
-async fn import(mut deliveries: NextDeliveries, feeder: &Feeder) -> Found {
+async fn import(HandedOver { mut deliveries, epochs }: HandedOver, feeder: &Feeder) -> Found {
     loop {
         match std::future::poll_fn(|cx| deliveries.poll_next(cx)).await {
             Ok(delivery) => {
@@ -70,7 +70,10 @@ async fn import(mut deliveries: NextDeliveries, feeder: &Feeder) -> Found {
                     return Found::Nobody;
                 }
             }
-            Err(_) if deliveries.has_ended() => return Found::All,
+            Err(_) if deliveries.has_ended() => {
+                feeder.feed.learn(&epochs);
+                return Found::All;
+            }
             Err(_) => return Found::Nobody,
         }
     }

@@ -9,6 +9,7 @@ mod certified;
 mod deliveries;
 mod feeder;
 mod feeds;
+mod history_copy;
 mod lead;
 mod next_channel;
 mod next_relay;
@@ -30,6 +31,8 @@ use hermes_model::decode_unreserved;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{Relay as RelaySettings, Route};
 use hermes_model::trust::STAND_BY;
+use hermes_relay::EventId;
+use hermes_relay::fields::EPOCHS;
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::WorkerContext;
@@ -142,6 +145,13 @@ pub async fn serve_websocket(request: &RelayRequest<'_>) -> Result<SocketOutcome
         Ok(begun) => SocketOutcome::Tunnel(websocket::stream(request, begun)),
         Err(error) => SocketOutcome::Refused(subscribe::not_begun(request, &error)),
     })
+}
+
+/// Tells a relay the epochs of a channel.
+fn set_epochs(headers: &mut HeaderMap, epochs: &[EventId]) {
+    let text = epochs.iter().map(EventId::to_string).collect::<Vec<_>>().join(",");
+    // Digits, hyphens and commas.
+    headers.extend(HeaderValue::try_from(text).ok().map(|value| (EPOCHS, value)));
 }
 
 /// A response with a reason, and no more.

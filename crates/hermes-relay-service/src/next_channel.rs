@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
 use hermes_model::trust::{CONFIRMED, STAND_BY, SUBSCRIBERS_BEHIND};
 use hermes_relay::fields::{
-    DELIVER, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, RELAY, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
+    DELIVER, EPOCHS, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, RELAY, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::multipart::{MalformedPart, Parser, Part};
 use hermes_relay::{EventId, FedPublication, NewPublication, Relay, Reserved};
@@ -29,6 +29,8 @@ use crate::next_relay::{NextRelay, NextResponse};
 /// The bytes of the reason of a refusal, and the time for them.
 const MAX_REASON: usize = 1 << 10;
 const REASON_TIMEOUT: Duration = Duration::from_secs(5);
+/// The epochs that a relay may tell.
+const MAX_EPOCHS: usize = 16;
 /// The longest time between heartbeats that a document allows.
 const MAX_HEARTBEAT: Duration = Duration::from_secs(3600);
 
@@ -144,7 +146,7 @@ impl NextChannel {
         after: EventId,
         relay: &Arc<Relay>,
         max_bytes: usize,
-    ) -> Result<Option<NextDeliveries>, Refused> {
+    ) -> Result<Option<HandedOver>, Refused> {
         let standing = Standing { timeout: time, subscribers: 0, confirmed: None };
         let position = value(after).map(|position| (LAST_EVENT_ID, position));
         let fields = [(STAND_BY, time.as_secs().into())].into_iter().chain(position);
@@ -157,7 +159,8 @@ impl NextChannel {
         let (head, body) = response.into_parts();
         let content_type = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let parser = content_type.and_then(|content_type| Parser::new(content_type, max_bytes)).ok_or_else(no_relay)?;
-        Ok(Some(NextDeliveries { body, parser, relay: relay.clone(), reserved: relay.reserve() }))
+        let deliveries = NextDeliveries { body, parser, relay: relay.clone(), reserved: relay.reserve() };
+        Ok(Some(HandedOver { deliveries, epochs: epochs(&head.headers) }))
     }
 
     /// Extends a subscription.
@@ -172,11 +175,27 @@ pub(crate) struct Accepted {
     /// The position after which it delivers.
     pub(crate) position: EventId,
     pub(crate) timeout: Duration,
+    /// The ends of the epochs at the next relay; the last one is its position.
+    pub(crate) epochs: Vec<EventId>,
     /// The next relay knows that this one keeps a copy.
     pub(crate) keeps_copy: bool,
     /// The time between heartbeats, if the next relay tells it.
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) deliveries: NextDeliveries,
+}
+
+/// What another relay hands over.
+pub(crate) struct HandedOver {
+    pub(crate) deliveries: NextDeliveries,
+    /// The ends of the epochs that it knows.
+    pub(crate) epochs: Vec<EventId>,
+}
+
+/// The epochs that a relay tells. None, if they are malformed.
+fn epochs(headers: &HeaderMap) -> Vec<EventId> {
+    let text = headers.get(EPOCHS).and_then(|epochs| epochs.to_str().ok()).unwrap_or_default();
+    let epochs: Result<Vec<EventId>, _> = text.split(',').take(MAX_EPOCHS).map(str::parse).collect();
+    epochs.unwrap_or_default()
 }
 
 /// Reads the response to a subscription. Publications of more than `max_bytes` count as missed.
@@ -200,11 +219,13 @@ async fn accepted(
     let heartbeat = head.headers.get(HEARTBEAT).and_then(number);
     let heartbeat = heartbeat.map(|seconds| Duration::from_secs(seconds).min(MAX_HEARTBEAT));
     let reserved = relay.reserve();
-    let (timeout, keeps_copy) = (standing.timeout, standing.confirmed.is_some());
+    let timeout = standing.timeout;
+    let (epochs, keeps_copy) = (epochs(&head.headers), standing.confirmed.is_some());
     Ok(Accepted {
         id,
         position,
         timeout,
+        epochs,
         keeps_copy,
         heartbeat,
         deliveries: NextDeliveries { body, parser, relay, reserved },

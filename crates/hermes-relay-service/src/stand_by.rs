@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::trust::STAND_BY;
-use hermes_relay::Delivery;
 use hermes_relay::fields::LAST_EVENT_ID;
 use hermes_relay::framing::Framing;
+use hermes_relay::{Delivery, HandOver};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use http::header::CONTENT_TYPE;
 use http::{Response, StatusCode};
 
 use crate::siblings::Siblings;
-use crate::{RelayRequest, channel, refusal, text, upstream};
+use crate::{RelayRequest, channel, refusal, set_epochs, text, upstream};
 
 /// The longest time for which a copy is kept without another request.
 const MAX_TIME: Duration = Duration::from_secs(600);
@@ -42,21 +42,21 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
         Err(error) => return Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))),
     };
     // Before the peer learns the position: nothing may be published here after that.
-    let lacking = siblings.of_route.relay.hand_over(&name, after).filter(|_| !feed.is_own());
+    let handed_over = siblings.of_route.relay.hand_over(&name, after).filter(|_| !feed.is_own());
     feed.duties.stand_by(time);
-    let Some(lacking) = lacking else {
+    let Some(handed_over) = handed_over else {
         let mut response = Response::new(Body::Empty);
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
     };
-    Ok(parts(&lacking))
+    Ok(parts(&handed_over))
 }
 
 /// The deliveries as a whole body.
-fn parts(deliveries: &[Delivery]) -> Response<Body> {
+fn parts(HandOver { lacking, epochs }: &HandOver) -> Response<Body> {
     let framing = Framing::Multipart { boundary: format!("hermes-{:032x}", rand::random::<u128>()) };
     let mut out = framing.begin("").to_vec();
-    for delivery in deliveries {
+    for delivery in lacking {
         let position = match delivery {
             Delivery::Publication(publication) => publication.id,
             Delivery::Gap { until, .. } => Some(*until),
@@ -67,5 +67,6 @@ fn parts(deliveries: &[Delivery]) -> Response<Body> {
     out.extend_from_slice(&framing.end());
     let mut response = Response::new(Body::Full(Bytes::from(out)));
     response.headers_mut().insert(CONTENT_TYPE, framing.content_type());
+    set_epochs(response.headers_mut(), epochs);
     response
 }

@@ -27,7 +27,7 @@ use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
 use crate::feeds::{FeedHandle, Outcome, Refused};
 use crate::next_channel::{ChannelRequests, NextChannel, Standing};
 use crate::siblings::Siblings;
-use crate::{INCREMENTAL, RelayRequest, certified, channel, lines, refusal, subject, text, upstream};
+use crate::{INCREMENTAL, RelayRequest, certified, channel, lines, refusal, set_epochs, subject, text, upstream};
 
 /// Bytes of publications after which a frame of the body is full.
 const FRAME_BYTES: usize = 64 << 10;
@@ -61,7 +61,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
         return Ok(refusal(StatusCode::NOT_ACCEPTABLE, reason));
     };
     match begin(request).await? {
-        Ok(begun) => Ok(stream(request, begun, framing)),
+        Ok(begun) => Ok(stream(request, begun, framing, behind(request)?.is_some())),
         Err(error) => Ok(not_begun(request, &error)),
     }
 }
@@ -345,9 +345,10 @@ fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Er
     Ok(ids)
 }
 
-fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing) -> Response<Body> {
+fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing, is_node: bool) -> Response<Body> {
     let Begun { deliveries, timeout } = begun;
     let (content_type, start) = (framing.content_type(), deliveries.position());
+    let epochs = deliveries.subscription.epochs().to_vec();
     let id = deliveries.subscription.id().to_string();
     let mut response = Response::new(Body::boxed(SubscriptionBody {
         start: Some(framing.begin(&start)),
@@ -364,6 +365,9 @@ fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing) -> Respons
     // Hexadecimal digits, hyphens and commas.
     for (name, value) in [(SUBSCRIPTION, id), (EVENT_ID, start)] {
         headers.extend(HeaderValue::try_from(value).ok().map(|value| (name, value)));
+    }
+    if is_node {
+        set_epochs(headers, &epochs);
     }
     response
 }

@@ -6,15 +6,14 @@
 //! pass here: the node forwards them to the next relay, and they return by the feed. Never: two subscriptions of this node
 //! for one channel of a route.
 
+use std::cell::Cell;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hermes_model::snapshot::{ChannelRanking, RelayTree};
 use hermes_net::backoff::Backoff;
-use hermes_relay::{EventId, FedPublication, PublishError, SubscribeError};
-use hermes_transport::body::Body;
-use hermes_transport::error::Error;
+use hermes_relay::{FedPublication, PublishError, SubscribeError};
 use hermes_transport::runtime::Shared;
 use http::{Response, StatusCode};
 use tokio::sync::watch;
@@ -22,6 +21,7 @@ use tokio::time::Instant;
 
 use crate::feeder::Feeder;
 use crate::feeds::{Duties, FeedHandle, Progress, Refused};
+use crate::history_copy;
 use crate::lead::{Found, STAND_BY_INTERVAL, keep_copy, take_over};
 use crate::next_channel::{Accepted, ChannelRequests, NextChannel, Standing};
 use crate::next_relay::NextResponse;
@@ -36,6 +36,9 @@ const MISSING_HEARTBEATS: u32 = 4;
 /// Shortest and longest pause between two attempts to subscribe again.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// The time for which a copy counts as complete after the connection to the root has broken. Later, the root may have
+/// confirmed publications without it.
+const COMPLETE_FOR: Duration = Duration::from_secs(5);
 /// The time after which a root looks again for the peers before it, which could not be reached.
 const RETURN_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -66,6 +69,7 @@ pub(crate) fn feed(
             duties,
             has_followed: false,
             idle_at: Instant::now(),
+            complete_until: Cell::new(None),
         };
         siblings.worker.spawn(task.run());
         Ok(())
@@ -88,6 +92,8 @@ struct FeedTask {
     has_followed: bool,
     /// The time at which a root without subscribers looks whether it is of use.
     idle_at: Instant,
+    /// The time until which its copy counts as complete, although the root has gone.
+    complete_until: Cell<Option<Instant>>,
 }
 
 /// The reason why a subscription at the next relay, or the lead, ends.
@@ -204,29 +210,33 @@ impl FeedTask {
         Standing { timeout: TIMEOUT_AT_NEXT, subscribers, confirmed }
     }
 
-    /// Begins the subscription. A relay that keeps a copy asks for the history, too.
+    /// Begins the subscription.
     async fn subscribe(&self, next: &NextChannel) -> Result<Accepted, Refused> {
         let (relay, standing) = (self.siblings.of_route.relay.clone(), self.standing());
         let feed = &self.feeder.feed;
-        let after = if self.has_followed || feed.leads() {
-            Some(feed.position())
-        } else {
-            standing.confirmed.map(|_| EventId::OLDEST)
-        };
+        let after = (self.has_followed || feed.leads()).then(|| feed.position());
         let accepted = next.clone().subscribe(standing, after, relay, self.siblings.max_bytes).await?;
         feed.follow();
         feed.begin_at(accepted.position, self.siblings.clock.now());
+        feed.learn(&accepted.epochs);
         Ok(accepted)
     }
 
     /// Passes publications on until the subscription ends.
     async fn follow(&self, next: &NextChannel, accepted: Accepted) -> FeedEnd {
-        let Accepted { id, timeout, heartbeat, keeps_copy, mut deliveries, .. } = accepted;
+        let Accepted { id, timeout, heartbeat, epochs, keeps_copy, mut deliveries, .. } = accepted;
         let max_silence = heartbeat.map_or(TIMEOUT_AT_NEXT, |heartbeat| heartbeat * MISSING_HEARTBEATS);
         let standing = || Standing { timeout, ..self.standing() };
         let (mut audience, mut tree) = (self.audience.clone(), self.tree.clone());
         audience.mark_unchanged();
         let mut confirmed = self.feeder.feed.position();
+        let mut copy = CopyState::default();
+        let mut copying: Option<Copying<'_>> = keeps_copy.then(|| {
+            let relay = self.siblings.of_route.relay.clone();
+            let copying: Copying<'_> =
+                Box::pin(history_copy::copy(next.clone(), &self.feeder.feed, relay, self.siblings.max_bytes));
+            copying
+        });
         let mut refresh_at = Instant::now() + timeout / 3;
         let mut silent_at = Instant::now() + max_silence;
         // A client that waits for the feed joins at once.
@@ -238,6 +248,8 @@ impl FeedTask {
             let is_idle = self.is_unused();
             let position = self.feeder.feed.position();
             // What arrives meanwhile is confirmed together.
+            copy.has_latest |=
+                epochs.last().is_some_and(|latest| position >= *latest && position.epoch == latest.epoch);
             if keeps_copy && confirmed != position && refreshing.is_none() {
                 confirmed = position;
                 refresh_at = Instant::now();
@@ -258,10 +270,18 @@ impl FeedTask {
                     silent_at = Instant::now() + max_silence;
                     match delivery {
                         Ok(delivery) => pending = self.feeder.take(delivery),
-                        Err(reason) => return FeedEnd::Broken(reason),
+                        Err(reason) => {
+                            let is_complete = copy.has_history && copy.has_latest;
+                            self.complete_until.set(is_complete.then(|| Instant::now() + COMPLETE_FOR));
+                            return FeedEnd::Broken(reason);
+                        }
                     }
                 }
-                refreshed = refreshed(&mut refreshing), if refreshing.is_some() => {
+                has_history = asked(&mut copying), if copying.is_some() => {
+                    copying = None;
+                    copy.has_history = has_history;
+                }
+                refreshed = asked(&mut refreshing), if refreshing.is_some() => {
                     refreshing = None;
                     match refreshed.as_ref().map(Response::status) {
                         Ok(status) if status.is_success() => refresh_at = Instant::now() + timeout / 3,
@@ -306,7 +326,8 @@ impl FeedTask {
         if !feeder.feed.leads() {
             let found = take_over(&self.siblings, &ranking.below, &self.requests, feeder).await;
             // It has all whose publishers have a response if it has kept a copy.
-            let has_all = self.duties.stands_by() && feeder.feed.is_reliable();
+            let has_copy = self.complete_until.take().is_some_and(|until| Instant::now() < until);
+            let has_all = has_copy && feeder.feed.is_reliable();
             feeder.feed.lead(rand::random(), found == Found::All || has_all, clock.now());
         }
         self.progress.send_replace(Progress::Leading);
@@ -328,7 +349,7 @@ impl FeedTask {
                 () = tokio::time::sleep_until(keep_at), if keeping.is_none() && feeder.feed.keeps_history() => {
                     keeping = Some(Box::pin(keep_copy(&self.siblings, &ranking.below, &self.requests, feeder)));
                 }
-                () = kept(&mut keeping), if keeping.is_some() => {
+                () = asked(&mut keeping), if keeping.is_some() => {
                     keeping = None;
                     keep_at = Instant::now() + STAND_BY_INTERVAL;
                 }
@@ -351,12 +372,16 @@ impl FeedTask {
     }
 }
 
-/// Waits until a peer has been asked to keep a copy; never ready without a question.
-async fn kept(keeping: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
-    match keeping {
-        Some(keeping) => keeping.await,
-        None => std::future::pending().await,
-    }
+/// The history from before a subscription, which arrives beside it.
+type Copying<'f> = Pin<Box<dyn Future<Output = bool> + 'f>>;
+
+/// What a copy has of its channel.
+#[derive(Default)]
+struct CopyState {
+    /// All from before the subscription.
+    has_history: bool,
+    /// All that the root had when the subscription began.
+    has_latest: bool,
 }
 
 /// A channel of which this node is the root, for metrics.
@@ -375,10 +400,10 @@ impl Drop for CountedRoot {
     }
 }
 
-/// The outcome of a refresh; never ready without one.
-async fn refreshed(refreshing: &mut Option<NextResponse>) -> Result<Response<Body>, Error> {
-    match refreshing {
-        Some(refreshing) => refreshing.await,
+/// The answer to a question; never ready without one.
+async fn asked<F: Future + Unpin>(question: &mut Option<F>) -> F::Output {
+    match question {
+        Some(question) => question.await,
         None => std::future::pending().await,
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::EventId;
 use crate::limits::RelayLimits;
 use crate::lineage::Lineage;
-use crate::publication::{NewPublication, Publication};
+use crate::publication::{FedPublication, NewPublication, Publication};
 use crate::publishing::{Audience, Copies, Place, PublishProgress, Receipt};
 use crate::queue::{Delivery, End, Offered, Room, SubscriberQueue};
 use crate::request::PublishError;
@@ -121,6 +121,17 @@ pub(crate) struct Joined {
     pub(crate) start: EventId,
     /// It lacks what lies between `start` and this position, and gets it from the relay that feeds the channel.
     pub(crate) lacks_until: Option<EventId>,
+    /// The ends of all epochs that are known, oldest first; that of the current one is the position of the channel.
+    pub(crate) epochs: Vec<EventId>,
+}
+
+/// What a relay hands over when another one becomes the root.
+#[derive(Debug)]
+pub struct HandOver {
+    /// The publications that the other relay lacks, and the gaps between them.
+    pub lacking: Vec<Delivery>,
+    /// The ends of all epochs that are known, oldest first.
+    pub epochs: Vec<EventId>,
 }
 
 /// A subscriber that joins a channel.
@@ -178,7 +189,8 @@ impl Channel {
         // A fed channel may have less than the relay that feeds it.
         let is_oldest = |after: EventId| after == EventId::OLDEST && !state.is_fed;
         let after = after.map(|after| if is_oldest(after) { state.before_history() } else { after });
-        let mut joined = Joined { number: state.next_member, start: state.latest_id(), lacks_until: None };
+        let mut joined =
+            Joined { number: state.next_member, start: state.latest_id(), lacks_until: None, epochs: state.epochs() };
         let missed = after.map_or(Some(0), |after| state.missed(after));
         let known = after.and_then(|after| state.lineage.sequence_of(after, state.epoch));
         let is_ahead = |after: EventId| after.epoch == state.epoch && after.sequence > state.latest;
@@ -211,17 +223,18 @@ impl Channel {
 
     /// What the history has after a position, and the changes of the epoch.
     fn replay(&self, state: &ChannelState, start: EventId, after: u64, mut push: impl FnMut(Delivery)) {
+        let mut changes = state.lineage.changes_after(start, state.latest_id()).into_iter().peekable();
+        let change = |until| Delivery::Gap { channel: self.name.clone(), missed: Some(0), until };
         let mut epoch = start.epoch;
-        let mut enter = |until: EventId| {
-            let is_new = std::mem::replace(&mut epoch, until.epoch) != until.epoch;
-            is_new.then(|| Delivery::Gap { channel: self.name.clone(), missed: Some(0), until })
-        };
         for publication in &state.history {
             let Some(id) = publication.id.filter(|id| id.sequence > after) else { continue };
-            enter(EventId { sequence: id.sequence.saturating_sub(1), ..id }).into_iter().for_each(&mut push);
+            while let Some(until) = changes.next_if(|_| epoch != id.epoch) {
+                epoch = until.epoch;
+                push(change(until));
+            }
             push(Delivery::Publication(publication.clone()));
         }
-        enter(state.latest_id()).into_iter().for_each(push);
+        changes.map(change).for_each(push);
     }
 
     /// Removes a subscriber. Jobs that it did not take go to another member of its group.
@@ -302,16 +315,16 @@ impl Channel {
     /// another root has published.
     pub(crate) fn lead(&self, epoch: u64, is_complete: bool, now: Duration) {
         let mut state = self.lock();
-        let is_new = state.latest == 0 && state.members.is_empty();
-        if !std::mem::take(&mut state.is_fed) || is_new {
+        if !std::mem::take(&mut state.is_fed) {
             return;
         }
+        // Always another epoch: the earlier root may still publish in its own.
         let until = EventId { epoch, sequence: state.latest };
         self.enter_epoch(&mut state, until, is_complete.then_some(0), now);
     }
 
     /// Lets another relay number the publications. Returns those that it lacks, if it has those up to `after`.
-    pub(crate) fn hand_over(&self, after: EventId) -> Vec<Delivery> {
+    pub(crate) fn hand_over(&self, after: EventId) -> HandOver {
         let mut state = self.lock();
         state.is_fed = true;
         let (missed, mut lacking) = (state.missed(after), Vec::new());
@@ -321,7 +334,7 @@ impl Channel {
         }
         let known = state.lineage.sequence_of(after, state.epoch).unwrap_or_default();
         self.replay(&state, start, known, |delivery| lacking.push(delivery));
-        lacking
+        HandOver { lacking, epochs: state.epochs() }
     }
 
     /// Whether nobody subscribes, and what it keeps is older than `age`.
@@ -352,6 +365,9 @@ impl Channel {
 
     fn enter_epoch(&self, state: &mut ChannelState, until: EventId, missed: Option<u64>, now: Duration) {
         let is_same_epoch = state.epoch == until.epoch;
+        if missed == Some(0) && is_same_epoch {
+            return;
+        }
         if missed == Some(0) && !is_same_epoch {
             state.forget_after(until.sequence);
             state.lineage.end_at(EventId { sequence: until.sequence, epoch: state.epoch });
@@ -484,6 +500,38 @@ impl Channel {
         Ok(PublishProgress::Done(receipt))
     }
 
+    /// The position before the oldest publication of the history.
+    pub(crate) fn before_history(&self) -> EventId {
+        self.lock().before_history()
+    }
+
+    /// Adds older publications to the history, in their order, if the latest of them comes right before it.
+    pub(crate) fn prepend(&self, older: Vec<FedPublication>, limits: &RelayLimits, memory: &Arc<AtomicU64>) {
+        let mut state = self.lock();
+        for FedPublication { content, id, is_reliable } in older.into_iter().rev() {
+            let before = state.before_history();
+            let Some(id) = id.filter(|id| id.sequence == before.sequence) else { return };
+            let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, is_reliable, memory));
+            let bytes = state.history_bytes + publication.bytes();
+            if state.history.len() >= limits.history || bytes > limits.history_bytes {
+                return;
+            }
+            if id.epoch != before.epoch {
+                state.lineage.begin_at(id);
+            }
+            state.has_realtime |= !is_reliable;
+            state.history_bytes = bytes;
+            state.history.push_front(publication);
+        }
+    }
+
+    /// Learns earlier epochs from the relay that feeds the channel.
+    pub(crate) fn learn(&self, epochs: &[EventId]) {
+        let mut state = self.lock();
+        let epoch = state.epoch;
+        state.lineage.learn(epochs, epoch);
+    }
+
     /// Whether the history still has this publication.
     pub(crate) fn remembers(&self, id: EventId) -> bool {
         self.lock().remembers(id)
@@ -544,6 +592,11 @@ impl ChannelState {
     fn copies(&self) -> Copies {
         let confirmed = || self.members.values().filter_map(|member| member.confirmed);
         Copies { stand_bys: confirmed().count(), until: confirmed().min().unwrap_or_default() }
+    }
+
+    /// The ends of all epochs that are known, oldest first; that of the current one is the position of the channel.
+    fn epochs(&self) -> Vec<EventId> {
+        self.lineage.ends().chain([self.latest_id()]).collect()
     }
 
     /// The identifier of the next publication.

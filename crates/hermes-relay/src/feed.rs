@@ -57,6 +57,11 @@ impl Feed {
         }
     }
 
+    /// Learns the epochs of the other relay before the current one.
+    pub fn learn(&self, epochs: &[EventId]) {
+        self.channel.learn(epochs);
+    }
+
     /// Tells the subscribers of publications that the other relay no longer has. `missed` is `None` if their number is
     /// unknown.
     pub fn gap(&self, missed: Option<u64>, until: EventId, now: Duration) {
@@ -104,6 +109,17 @@ impl Feed {
     /// Lets another relay number the publications again.
     pub fn follow(&self) {
         self.channel.begin_feed();
+    }
+
+    /// The position before the oldest publication that the history has.
+    pub fn before_history(&self) -> EventId {
+        self.channel.before_history()
+    }
+
+    /// Adds older publications of the relay that feeds this channel to the history, in their order. Nothing is added if there
+    /// is a hole between them and the history, or no room.
+    pub fn prepend(&self, older: Vec<FedPublication>) {
+        self.relay.prepend(&self.channel, older);
     }
 
     /// Whether this relay numbers the publications.

@@ -34,6 +34,8 @@ pub const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");
 pub const COPIES: HeaderName = HeaderName::from_static("hermes-copies");
 /// The identifier of a publication, or a position.
 pub const EVENT_ID: HeaderName = HeaderName::from_static("hermes-event-id");
+/// The ends of the epochs of a channel, for a relay: positions with commas. The last one is that of the channel.
+pub const EPOCHS: HeaderName = HeaderName::from_static("hermes-epochs");
 /// The channel of a publication, if the subscription has several.
 pub const CHANNEL: HeaderName = HeaderName::from_static("hermes-channel");
 /// The number of publications that the subscriber does not get, or `unknown`.

@@ -21,7 +21,7 @@ mod queue;
 mod relay;
 mod request;
 
-pub use channel::Losses;
+pub use channel::{HandOver, Losses};
 pub use event_id::EventId;
 pub use feed::Feed;
 pub use limits::RelayLimits;

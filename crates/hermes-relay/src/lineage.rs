@@ -23,6 +23,35 @@ impl Lineage {
         self.0.push_back(position);
     }
 
+    /// The positions at which later epochs go on, for a relay that knows the epoch of a position.
+    pub(crate) fn changes_after(&self, position: EventId, latest: EventId) -> Vec<EventId> {
+        if position.epoch == latest.epoch {
+            return Vec::new();
+        }
+        let ends = || self.0.iter().skip_while(|end| end.epoch != position.epoch);
+        let epochs = ends().skip(1).map(|end| end.epoch).chain([latest.epoch]);
+        ends().zip(epochs).map(|(end, epoch)| EventId { epoch, sequence: end.sequence }).collect()
+    }
+
+    /// The ends of the epochs before the current one, oldest first.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = EventId> {
+        self.0.iter().copied()
+    }
+
+    /// Learns the epochs before the current one, from a relay that knows them.
+    pub(crate) fn learn(&mut self, ends: &[EventId], epoch: u64) {
+        if let Some(current) = ends.iter().position(|end| end.epoch == epoch) {
+            self.0 = ends[..current].iter().copied().collect();
+        }
+    }
+
+    /// An epoch before all others ends at this position.
+    pub(crate) fn begin_at(&mut self, position: EventId) {
+        if self.0.len() < MAX_EPOCHS && self.0.iter().all(|end| end.epoch != position.epoch) {
+            self.0.push_front(position);
+        }
+    }
+
     /// The number of publications of the channel up to a position of a client, as the current epoch counts them. `None`: the
     /// epoch is unknown.
     pub(crate) fn sequence_of(&self, position: EventId, epoch: u64) -> Option<u64> {

@@ -56,6 +56,8 @@ pub(crate) struct SubscriberQueue {
 
 #[derive(Debug)]
 struct QueueState {
+    /// The limit of publications.
+    most: usize,
     waiting: VecDeque<Queued>,
     bytes: u64,
     /// Publications that were dropped since the last one that was queued.
@@ -107,6 +109,7 @@ pub(crate) struct Queued {
 impl SubscriberQueue {
     pub(crate) fn new(limits: QueueLimits, deadline: Duration) -> Self {
         let state = QueueState {
+            most: limits.publications,
             waiting: VecDeque::new(),
             bytes: 0,
             dropped: Vec::new(),
@@ -349,11 +352,15 @@ impl QueueState {
         }
     }
 
-    /// Queues a gap, or extends the one that waits last, so that a client that reads nothing does not collect them.
+    /// Queues a gap, or extends the one that waits last, so that a client that reads nothing does not collect them. A change
+    /// of the root (`missed` is 0) is told by itself: a relaying node has to know each epoch. A client that reads nothing
+    /// collects no more of them than its queue has room for.
     fn push_gap(&mut self, channel: Arc<str>, missed: Option<u64>, until: EventId, at: Duration) {
+        let has_room = self.waiting.len() < self.most;
         if let Some(Queued { delivery: Delivery::Gap { channel: last, missed: earlier, until: end }, .. }) =
             self.waiting.back_mut()
             && *last == channel
+            && (!has_room || missed != Some(0) && *earlier != Some(0))
         {
             *earlier = earlier.zip(missed).map(|(earlier, missed)| earlier.saturating_add(missed));
             *end = until;

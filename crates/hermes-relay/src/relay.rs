@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 
-use crate::channel::{Channel, Joined, Losses, NewMember};
+use crate::channel::{Channel, HandOver, Joined, Losses, NewMember};
 use crate::event_id::EventId;
 use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
@@ -198,7 +198,7 @@ impl Relay {
 
     /// Lets another relay, which has the publications of the channel up to `after`, number the next ones. Returns those that
     /// it lacks. `None`: there is no such channel.
-    pub fn hand_over(&self, channel: &str, after: EventId) -> Option<Vec<Delivery>> {
+    pub fn hand_over(&self, channel: &str, after: EventId) -> Option<HandOver> {
         let channel = self.lock().channels.get(channel).cloned();
         channel.map(|channel| channel.hand_over(after))
     }
@@ -331,6 +331,14 @@ impl Relay {
             self.log(channel, receipt, &limits);
         }
         Ok(progress)
+    }
+
+    /// Adds older publications to the history of a fed channel.
+    pub(crate) fn prepend(&self, channel: &Arc<Channel>, older: Vec<FedPublication>) {
+        let limits = self.lock().limits.clone();
+        let ids: Vec<EventId> = older.iter().filter_map(|publication| publication.id).collect();
+        channel.prepend(older, &limits, &self.memory);
+        ids.into_iter().for_each(|id| self.histories.push(channel, id));
     }
 
     /// The turn of a reliable publication. To be taken before [`Self::poll_publish_reliable`], and held until that is done.
@@ -523,6 +531,11 @@ impl Subscription {
     /// The channels in the order of the request, each with the position at which the subscription began.
     pub fn channels(&self) -> impl Iterator<Item = (&Arc<str>, EventId)> {
         self.memberships.iter().map(|membership| (&membership.channel.name, membership.joined.start))
+    }
+
+    /// The ends of all epochs of the first channel, oldest first; the last one is its position when the subscription began.
+    pub fn epochs(&self) -> &[EventId] {
+        self.memberships.first().map_or(&[], |membership| &membership.joined.epochs)
     }
 
     /// The end of the publications that the subscriber lacks of each channel, in the order of [`Self::channels`]. They
