@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::feeder::Feeder;
-use crate::next_channel::{ChannelRequests, HandedOver};
+use crate::next_channel::{ChannelRequests, HandedOver, NextDelivery};
 use crate::siblings::Siblings;
 
 /// The time for which a peer keeps a copy without being asked again, and the time after which it is asked again.
@@ -19,16 +19,25 @@ pub(crate) const STAND_BY_INTERVAL: Duration = Duration::from_secs(20);
 pub(crate) enum Found {
     /// A peer has handed over all that it has.
     All,
-    /// The first peer that can be reached does not know the channel.
+    /// The first peer that can be reached does not know the channel, or not what this node has of it.
     Nothing,
     /// No peer can be reached, or it broke off.
     Nobody,
 }
 
 /// Takes over what the peers after this node have, and has the first one that can be reached keep a copy.
-pub(crate) async fn take_over(siblings: &Siblings, below: &[Arc<str>], of: &ChannelRequests, feeder: &Feeder) -> Found {
+///
+/// `is_new`: this node has nothing of the channel. Otherwise, what a peer has counts only if it goes on from there: the peer may have
+/// fallen behind.
+pub(crate) async fn take_over(
+    siblings: &Siblings,
+    below: &[Arc<str>],
+    of: &ChannelRequests,
+    feeder: &Feeder,
+    is_new: bool,
+) -> Found {
     match ask(siblings, below, of, feeder).await {
-        Some(Some(handed_over)) => import(handed_over, feeder).await,
+        Some(Some(handed_over)) => import(handed_over, feeder, is_new).await,
         Some(None) => Found::Nothing,
         None => Found::Nobody,
     }
@@ -61,9 +70,10 @@ async fn ask(
     None
 }
 
-async fn import(HandedOver { mut deliveries, epochs }: HandedOver, feeder: &Feeder) -> Found {
+async fn import(HandedOver { mut deliveries, epochs }: HandedOver, feeder: &Feeder, is_new: bool) -> Found {
     loop {
         match std::future::poll_fn(|cx| deliveries.poll_next(cx)).await {
+            Ok(NextDelivery::Gap { missed, .. }) if !is_new && missed != Some(0) => return Found::Nothing,
             Ok(delivery) => {
                 let publication = feeder.take(delivery);
                 if feeder.publish(publication.as_ref()).await.is_err() {

@@ -68,6 +68,7 @@ pub(crate) fn feed(
             progress,
             duties,
             has_followed: false,
+            has_led: false,
             idle_at: Instant::now(),
             complete_until: Cell::new(None),
         };
@@ -90,6 +91,8 @@ struct FeedTask {
     duties: Arc<Duties>,
     /// It has had a subscription at the next relay, and resumes it.
     has_followed: bool,
+    /// It has been the root.
+    has_led: bool,
     /// The time at which a root without subscribers looks whether it is of use.
     idle_at: Instant,
     /// The time until which its copy counts as complete, although the root has gone.
@@ -324,7 +327,8 @@ impl FeedTask {
         let (mut idle_at, clock) = (self.idle_at, self.siblings.clock);
         let feeder = &self.feeder;
         if !feeder.feed.leads() {
-            let found = take_over(&self.siblings, &ranking.below, &self.requests, feeder).await;
+            let is_new = !self.has_followed && !self.has_led;
+            let found = take_over(&self.siblings, &ranking.below, &self.requests, feeder, is_new).await;
             // It has all whose publishers have a response if it has kept a copy.
             let has_copy = self.complete_until.take().is_some_and(|until| Instant::now() < until);
             let has_all = has_copy && feeder.feed.is_reliable();
@@ -367,6 +371,7 @@ impl FeedTask {
             }
         };
         drop(keeping);
+        self.has_led = true;
         self.idle_at = idle_at;
         end
     }

@@ -50,11 +50,13 @@ impl Feed {
     /// Continues at the position from which the other relay delivers.
     pub fn begin_at(&self, position: EventId, now: Duration) {
         let ours = self.position();
-        if position != ours {
-            let is_later = position.epoch == ours.epoch && position.sequence > ours.sequence;
-            let missed = is_later.then(|| position.sequence - ours.sequence);
-            self.channel.continue_after(missed, position, now);
+        let is_same_epoch = position.epoch == ours.epoch;
+        // What this relay has published as the root, since it asked, comes once more.
+        if is_same_epoch && position.sequence <= ours.sequence {
+            return;
         }
+        let missed = is_same_epoch.then(|| position.sequence - ours.sequence);
+        self.channel.continue_after(missed, position, now);
     }
 
     /// Learns the epochs of the other relay before the current one.

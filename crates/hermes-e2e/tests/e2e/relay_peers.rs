@@ -9,7 +9,7 @@ use std::time::Duration;
 use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::port;
-use hermes_testkit::relay::{SUBSCRIBE, Subscriber, field, publish};
+use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
 use serde_json::Value;
 
 const PEER: &str = "
@@ -33,13 +33,20 @@ struct Peers {
     addresses: [SocketAddr; 3],
     nodes: Vec<Option<Node>>,
     starts: usize,
+    /// The peers in the documents.
+    peers: String,
 }
 
 impl Peers {
     async fn new() -> Self {
+        Self::with("{node: one}, {node: two}, {node: three}").await
+    }
+
+    async fn with(peers: &str) -> Self {
         let overlay = Overlay::new(hermes()).unwrap();
         let addresses = [(); 3].map(|()| port::reserve(Ipv4Addr::LOCALHOST));
-        let mut peers = Self { overlay, addresses, nodes: vec![None, None, None], starts: 0 };
+        let (nodes, peers) = (vec![None, None, None], peers.to_owned());
+        let mut peers = Self { overlay, addresses, nodes, starts: 0, peers };
         for index in 0..NAMES.len() {
             peers.start(index).await;
         }
@@ -57,7 +64,7 @@ impl Peers {
     async fn start(&mut self, index: usize) {
         self.starts += 1;
         let process = format!("{}-{}", NAMES[index], self.starts);
-        let document = self.document(index, "{node: one}, {node: two}, {node: three}");
+        let document = self.document(index, &self.peers);
         let draft = self.overlay.node(NAMES[index]).called(&process).document(&document);
         self.nodes[index] = Some(draft.start().await.unwrap());
     }
@@ -179,4 +186,153 @@ async fn a_root_that_is_killed_takes_nothing_along() {
             assert_eq!(next(&mut late).await["data"], **text, "{}", node.name());
         }
     }
+}
+
+/// Roots come and go while a publisher is at work.
+#[tokio::test]
+async fn a_channel_survives_restarts_under_load() {
+    let mut peers = Peers::new().await;
+    let mut subscribers: Vec<Subscriber> =
+        peers.nodes.iter().flatten().map(|node| Subscriber::start(node, "/events/a", &json(&[]))).collect();
+    let root = peers.root().await;
+    let stands = async || {
+        let (_, head, _) = publish(peers.at(root), "/events/a", "begin", &HOST).await;
+        field(&head, "hermes-copies") == Some("1") && field(&head, "hermes-subscribers") == Some("3")
+    };
+    hermes_testkit::poll::until("all subscribe, and a peer keeps a copy", stands).await;
+    drop(peers.nodes[root].take());
+    let second = peers.root().await;
+    let third = (0..3).find(|index| ![root, second].contains(index)).unwrap();
+    let publisher = peers.nodes[third].take().unwrap();
+    let publishing = async {
+        let mut confirmed = Vec::new();
+        for number in 0..150 {
+            // A publisher that gets no response tries again, and does not mind if it comes twice.
+            if publish(&publisher, "/events/a", &number.to_string(), &HOST).await.0 == 204 {
+                confirmed.push(number.to_string());
+            }
+        }
+        confirmed
+    };
+    let restarting = async {
+        for _ in 0..3 {
+            peers.start(root).await;
+            peers.at(root).metric_is("hermes_relay_roots", "", 1.0).await;
+            // The second one has the copy by then.
+            let has_copy = async || {
+                let (_, head, _) = publish(peers.at(second), "/events/a", "begin", &HOST).await;
+                field(&head, "hermes-copies") == Some("1")
+            };
+            hermes_testkit::poll::until("a peer keeps a copy", has_copy).await;
+            drop(peers.nodes[root].take());
+            peers.at(second).metric_is("hermes_relay_roots", "", 1.0).await;
+        }
+    };
+    let (confirmed, ()) = tokio::join!(publishing, restarting);
+    assert!(confirmed.len() > 100, "{}", confirmed.len());
+    for index in [second, third] {
+        let mut seen: Vec<u64> = Vec::new();
+        while seen.last().map(u64::to_string).as_ref() != confirmed.last() {
+            let line = next(&mut subscribers[index]).await;
+            seen.extend(line["data"].as_str().unwrap().parse::<u64>());
+        }
+        assert!(seen.is_sorted_by(|before, after| before < after), "{seen:?}");
+        let missing: Vec<&String> = confirmed.iter().filter(|text| !seen.contains(&text.parse().unwrap())).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}
+
+/// The nodes of a configuration decide alone where the roots are. Subscribers notice nothing but another epoch.
+#[tokio::test]
+async fn a_change_of_the_peers_moves_the_channels() {
+    let mut peers = Peers::with("{node: one}, {node: two}").await;
+    let mut subscribers = Vec::new();
+    for number in 0..8 {
+        let path = format!("/events/{number}");
+        // The third node is no peer, but knows where the channels are.
+        let subscriber = Subscriber::start(peers.at(2), &path, &json(&["--fail"]));
+        let is_known = async || {
+            let (_, head, _) = publish(peers.at(number % 3), &path, "begin", &HOST).await;
+            field(&head, "hermes-subscribers") == Some("1")
+        };
+        hermes_testkit::poll::until("the root knows the subscriber", is_known).await;
+        subscribers.push((path, subscriber));
+    }
+    peers.at(2).metric_is("hermes_relay_roots", "", 0.0).await;
+    peers.peers.push_str(", {node: three}");
+    for index in [2, 0, 1] {
+        let document = peers.document(index, &peers.peers);
+        peers.nodes[index].as_mut().unwrap().reload(&document, &[]).await.unwrap();
+    }
+    peers.at(2).metric_reaches("hermes_relay_roots", "", 1.0).await;
+    let count = async || {
+        let mut sum = 0.0;
+        for node in peers.nodes.iter().flatten() {
+            sum += node.metric("hermes_relay_roots", "").await.unwrap();
+        }
+        sum == 8.0
+    };
+    hermes_testkit::poll::until("each channel has one root", count).await;
+    for (number, (path, subscriber)) in subscribers.iter_mut().enumerate() {
+        let (status, head, _) = publish(peers.at((number + 1) % 3), path, "after", &HOST).await;
+        assert_eq!((status, field(&head, "hermes-subscribers")), (204, Some("1")), "{path}: {head}");
+        while next(subscriber).await["data"] != "after" {}
+    }
+}
+
+/// Only one relay knows all members of a group, wherever they subscribe.
+#[tokio::test]
+async fn a_group_has_members_at_all_peers() {
+    let peers = Peers::new().await;
+    let members: Vec<Subscriber> = peers
+        .nodes
+        .iter()
+        .flatten()
+        .map(|node| Subscriber::start(node, "/events/jobs", &json(&["--header", "hermes-group: w"])))
+        .collect();
+    let job = [&HOST[..], &["--header", "hermes-deliver: one"]].concat();
+    let all = async || {
+        let (_, head, _) = publish(peers.at(0), "/events/jobs", "count", &HOST).await;
+        field(&head, "hermes-subscribers") == Some("3")
+    };
+    hermes_testkit::poll::until("all members subscribe", all).await;
+    for index in 0..3 {
+        let (status, head, _) = publish(peers.at(index), "/events/jobs", &format!("job {index}"), &job).await;
+        assert_eq!((status, field(&head, "hermes-delivered")), (204, Some("1")), "{head}");
+    }
+    let mut jobs = Vec::new();
+    for mut member in members {
+        loop {
+            let text = next(&mut member).await["data"].as_str().unwrap().to_owned();
+            if text != "count" {
+                jobs.push(text);
+                break;
+            }
+        }
+    }
+    jobs.sort();
+    assert_eq!(jobs, ["job 0", "job 1", "job 2"], "each member gets one");
+}
+
+/// A client cannot take a channel away from its root.
+#[tokio::test]
+async fn only_peers_ask_for_a_copy() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let at = port::reserve(Ipv4Addr::LOCALHOST).to_string();
+    let other = port::reserve(Ipv4Addr::LOCALHOST).to_string();
+    let document = PEER.replace(", trust: [127.0.0.0/8]", "").replace("$PEERS", "{node: one}, {node: two}");
+    let document =
+        document.replace("$BIND", &at).replace("$ONE", &at).replace("$TWO", &other).replace("$THREE", &other);
+    let node = overlay.node("one").document(&document).start().await.unwrap();
+    let mut subscriber = Subscriber::new(&node, "/events/a", &json(&[]), 1).await;
+    let forged = ["--header", "hermes-stand-by: 60", "--header", "last-event-id: 0000000000000001-0"];
+    let (status, _, body) = curl(&node, "/events/a", &[&HOST[..], &forged].concat()).await;
+    assert_eq!(status, 400, "the field is not believed: {body}");
+    let confirmed = ["--header", "hermes-confirmed: 0000000000000001-9"];
+    let _claims = Subscriber::new(&node, "/events/a", &[&json(&[])[..], &confirmed].concat(), 2).await;
+    // The other peer is not there, and nobody keeps a copy.
+    let (status, head, _) = publish(&node, "/events/a", "x", &HOST).await;
+    assert_eq!((status, field(&head, "hermes-copies")), (204, None), "{head}");
+    assert_eq!(next(&mut subscriber).await["data"], "x");
+    node.metric_is("hermes_relay_roots", "", 1.0).await;
 }
