@@ -333,7 +333,7 @@ fn one_action(action: &Action) -> String {
                 RelayTree::Root => String::new(),
                 RelayTree::Below(upstream) => format!(", as a part of the tree of upstream {}", upstream.name),
                 RelayTree::Peers(peers) => {
-                    let names: Vec<&str> = peers.iter().map(|peer| &*peer.node).collect();
+                    let names: Vec<&str> = peers.all.iter().map(|peer| &*peer.node).collect();
                     format!(", with channels shared by {}", names.join(", "))
                 }
             };

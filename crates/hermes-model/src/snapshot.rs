@@ -26,7 +26,7 @@ pub use listener::{
     Transparent, Tun, VirtualIpPools,
 };
 pub use policy::{Cache, Custody, Durable, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
-pub use relay::{ChannelRanking, Relay, RelayMode, RelayPeer, RelayTree};
+pub use relay::{ChannelRanking, Relay, RelayMode, RelayPeer, RelayPeers, RelayTree, RootChoice};
 pub use route::{
     Action, DifMembership, Face, Gateway, Redirect, Respond, RinaNeighbour, Route, Target, Terminate, TerminateKind,
 };

@@ -48,11 +48,23 @@ pub const STAND_BY: HeaderName = HeaderName::from_static("hermes-stand-by");
 /// The field in which a node that keeps a copy confirms what it has. See [`STAND_BY`].
 pub const CONFIRMED: HeaderName = HeaderName::from_static("hermes-confirmed");
 
+/// The name of the peer that asks another relay.
+pub const PEER: HeaderName = HeaderName::from_static("hermes-peer");
+
+/// The field in which a peer asks for the root of a channel, or moves it.
+pub const LOCATE: HeaderName = HeaderName::from_static("hermes-locate");
+
+/// The peer that was the root of a channel before it moved.
+pub const ROOT_BEFORE: HeaderName = HeaderName::from_static("hermes-root-before");
+
+/// The fields of relays that only nodes may send that pass on assertions of others.
+const OF_PEERS: [HeaderName; 6] = [SUBSCRIBERS_BEHIND, STAND_BY, CONFIRMED, PEER, LOCATE, ROOT_BEFORE];
+
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
 /// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing.
-const OF_RELAYS: [HeaderName; 16] = [
+const OF_RELAYS: [HeaderName; 18] = [
     HeaderName::from_static("hermes-channel"),
     HeaderName::from_static("hermes-channels"),
     HeaderName::from_static("hermes-copies"),
@@ -64,7 +76,9 @@ const OF_RELAYS: [HeaderName; 16] = [
     HeaderName::from_static("hermes-heartbeat"),
     HeaderName::from_static("hermes-max-timeout"),
     HeaderName::from_static("hermes-missed"),
+    HeaderName::from_static("hermes-move"),
     HeaderName::from_static("hermes-relay"),
+    HeaderName::from_static("hermes-root"),
     HeaderName::from_static("hermes-subscribe"),
     HeaderName::from_static("hermes-subscribers"),
     HeaderName::from_static("hermes-subscription"),
@@ -196,7 +210,7 @@ pub fn settle(facts: &mut Facts, listener: &Listener, snapshot: &Snapshot) -> Re
         remove_where(&mut facts.headers, is_claim);
     }
     if !facts.trust.is_proxy() {
-        for name in [SUBSCRIBERS_BEHIND, STAND_BY, CONFIRMED] {
+        for name in OF_PEERS {
             facts.headers.remove(name);
         }
     }

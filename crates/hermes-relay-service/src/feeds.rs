@@ -39,8 +39,10 @@ pub(crate) enum Progress {
 pub(crate) struct Duties {
     /// It keeps a copy of the channel until then, with or without subscribers.
     stands_by_until: watch::Sender<Instant>,
-    /// Another relay has become the root.
+    /// Another relay is the root, and asks for a copy.
     yielded: Notify,
+    /// The home of the channel has another root for it.
+    moved: Notify,
 }
 
 impl Duties {
@@ -48,6 +50,11 @@ impl Duties {
     pub(crate) fn stand_by(&self, time: Duration) {
         self.stands_by_until.send_replace(Instant::now() + time);
         self.yielded.notify_one();
+    }
+
+    /// The root may be another one.
+    pub(crate) fn look_again(&self) {
+        self.moved.notify_one();
     }
 
     /// The end of the time for which it keeps a copy.
@@ -58,6 +65,11 @@ impl Duties {
     /// Whether it keeps a copy now.
     pub(crate) fn stands_by(&self) -> bool {
         self.stands_by_until() > Instant::now()
+    }
+
+    /// Waits until the root moves.
+    pub(crate) async fn moved(&self) {
+        self.moved.notified().await;
     }
 
     /// Waits until a relay asks for a copy.
@@ -101,7 +113,7 @@ impl Feeds {
         }
         let (sender, progress) = watch::channel(Progress::Connecting);
         let stands_by_until = watch::Sender::new(Instant::now());
-        let duties = Arc::new(Duties { stands_by_until, yielded: Notify::new() });
+        let duties = Arc::new(Duties { stands_by_until, yielded: Notify::new(), moved: Notify::new() });
         begin(sender, duties.clone())?;
         feeds.insert(channel.clone(), FeedEntry { progress: progress.clone(), duties: duties.clone() });
         Ok(FeedHandle { progress, duties, is_own: true })

@@ -7,10 +7,13 @@
 mod backfill;
 mod certified;
 mod deliveries;
+mod directory;
 mod feeder;
 mod feeds;
 mod history_copy;
 mod lead;
+mod locate;
+mod moves;
 mod next_channel;
 mod next_relay;
 mod origin;
@@ -28,17 +31,17 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::decode_unreserved;
-use hermes_model::facts::Facts;
+use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::{Relay as RelaySettings, Route};
-use hermes_model::trust::STAND_BY;
+use hermes_model::trust::{LOCATE, STAND_BY};
 use hermes_relay::EventId;
-use hermes_relay::fields::EPOCHS;
+use hermes_relay::fields::{EPOCHS, GROUP, ROOT};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::ByteStream;
-use http::header::{ALLOW, HeaderName};
+use http::header::{ALLOW, HeaderName, LOCATION};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 
 pub use self::next_relay::{NextRelay, NextResponse};
@@ -75,8 +78,14 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
     if let Some(response) = origin::preflight(facts, &page) {
         return Ok(response);
     }
+    let is_peer = facts.trust.is_proxy() && facts.headers.contains_key(LOCATE);
+    if !is_peer && let Some(mut refused) = moves::serve_client(request).await? {
+        page.admit(refused.headers_mut());
+        return Ok(refused);
+    }
     let mut response = match facts.method {
         Method::GET if facts.headers.contains_key(STAND_BY) => stand_by::serve(request)?,
+        Method::GET if facts.headers.contains_key(LOCATE) => moves::serve(request).await?,
         Method::GET => subscribe::serve(request).await?,
         Method::PUT | Method::POST => publish::serve(request, body).await?,
         _ => {
@@ -145,6 +154,31 @@ pub async fn serve_websocket(request: &RelayRequest<'_>) -> Result<SocketOutcome
         Ok(begun) => SocketOutcome::Tunnel(websocket::stream(request, begun)),
         Err(error) => SocketOutcome::Refused(subscribe::not_begun(request, &error)),
     })
+}
+
+/// The peer that the client asks for as the root of a channel without one.
+fn wish(request: &RelayRequest<'_>) -> Result<Option<Arc<str>>, Error> {
+    let wish = text(&request.entry.facts.headers, &ROOT)?.map(Arc::<str>::from);
+    let is_peer = |node: &Arc<str>| Siblings::of(request).is_peer(node);
+    if let Some(other) = wish.as_ref().filter(|node| !is_peer(node)) {
+        return Err(Error::Malformed(format!("{ROOT}: {other} is no peer of this relay")));
+    }
+    Ok(wish)
+}
+
+/// Whether the client may be sent to the root of its channel: it is no node, which has its own way there.
+fn may_redirect(request: &RelayRequest<'_>) -> bool {
+    let facts = &request.entry.facts;
+    !facts.trust.is_proxy() && facts.kind == Kind::Http && !facts.headers.contains_key(GROUP)
+}
+
+/// Sends a client to the root of its channel, which is elsewhere.
+fn redirect(request: &RelayRequest<'_>, origin: &str) -> Response<Body> {
+    let location = format!("{origin}{}", request.entry.facts.path);
+    let mut response = refusal(StatusCode::TEMPORARY_REDIRECT, format!("the root of the channel is at {location}\n"));
+    // The origin is valid, and the path was one.
+    response.headers_mut().extend(HeaderValue::try_from(location).ok().map(|location| (LOCATION, location)));
+    response
 }
 
 /// Tells a relay the epochs of a channel.

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
-use hermes_model::trust::{CONFIRMED, STAND_BY, SUBSCRIBERS_BEHIND};
+use hermes_model::trust::{CONFIRMED, LOCATE, PEER, ROOT_BEFORE, STAND_BY, SUBSCRIBERS_BEHIND};
 use hermes_relay::fields::{
-    DELIVER, EPOCHS, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, RELAY, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
+    DELIVER, EPOCHS, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, MOVE, RELAY, ROOT, SUBSCRIBE,
+    SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::multipart::{MalformedPart, Parser, Part};
 use hermes_relay::{EventId, FedPublication, NewPublication, Relay, Reserved};
@@ -23,12 +24,15 @@ use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, VIA};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 
+use crate::directory::Root;
 use crate::feeds::Refused;
 use crate::next_relay::{NextRelay, NextResponse};
 
 /// The bytes of the reason of a refusal, and the time for them.
 const MAX_REASON: usize = 1 << 10;
 const REASON_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for which a question for a root stands.
+const TIMEOUT_TO_LOCATE: Duration = Duration::from_secs(10);
 /// The epochs that a relay may tell.
 const MAX_EPOCHS: usize = 16;
 /// The longest time between heartbeats that a document allows.
@@ -61,13 +65,14 @@ pub(crate) struct Standing {
 }
 
 impl ChannelRequests {
-    /// The channel at this path, for a client. With `carries_via`, requests have the `Via` of the client, so that nodes that
-    /// are each other's next relay notice the loop.
-    pub(crate) fn new(next: Rc<dyn NextRelay>, of: &Facts, path: &PathAndQuery, carries_via: bool) -> Self {
+    /// The channel at this path, for a client. Requests have the `Via` of the client, so that nodes that are each other's next
+    /// relay notice the loop. Among peers, they have the name of this node (`peer`) instead.
+    pub(crate) fn new(next: Rc<dyn NextRelay>, of: &Facts, path: &PathAndQuery, peer: Option<Arc<str>>) -> Self {
         let mut headers = HeaderMap::new();
-        for via in of.headers.get_all(VIA).iter().filter(|_| carries_via) {
+        for via in of.headers.get_all(VIA).iter().filter(|_| peer.is_none()) {
             headers.append(VIA, via.clone());
         }
+        headers.extend(peer.and_then(|peer| Some((PEER, HeaderValue::from_str(&peer).ok()?))));
         // The query may have the position or the timeout of the client.
         let path = PathAndQuery::try_from(path.path()).unwrap_or_else(|_| path.clone());
         let facts = Facts {
@@ -135,8 +140,24 @@ impl NextChannel {
         self.send(standing, [is_true, accept].into_iter().chain(position))
     }
 
-    /// Asks the relay to keep a copy for some time, and to hand over what it has after a position. `None`: it has not known
-    /// the channel.
+    /// Asks the relay, as the home of the channel, for the root. `wish` is a peer that a client asks for, `to` one to which the
+    /// root moves.
+    ///
+    /// # Errors
+    /// The relay cannot be reached, or refuses.
+    pub(crate) async fn locate(&self, wish: Option<&Arc<str>>, to: Option<&Arc<str>>) -> Result<Root, Refused> {
+        let standing = Standing { timeout: TIMEOUT_TO_LOCATE, subscribers: 0, confirmed: None };
+        let named = |field, name: Option<&Arc<str>>| Some((field, HeaderValue::from_str(name?).ok()?));
+        let fields = [Some((LOCATE, HeaderValue::from_static("true"))), named(ROOT, wish), named(MOVE, to)];
+        let response = self.send(standing, fields.into_iter().flatten()).await.map_err(unreachable)?;
+        if response.status() != StatusCode::NO_CONTENT {
+            return Err(refused(response).await);
+        }
+        let headers = response.headers();
+        Ok(Root { node: name(headers, &ROOT).ok_or_else(no_relay)?, before: name(headers, &ROOT_BEFORE) })
+    }
+
+    /// Asks the relay to keep a copy for some time, and to hand over what it has after a position.
     ///
     /// # Errors
     /// The relay cannot be reached, or refuses.
@@ -144,23 +165,28 @@ impl NextChannel {
         &self,
         time: Duration,
         after: EventId,
+        before: Option<&Arc<str>>,
         relay: &Arc<Relay>,
         max_bytes: usize,
-    ) -> Result<Option<HandedOver>, Refused> {
+    ) -> Result<StandBy, Refused> {
         let standing = Standing { timeout: time, subscribers: 0, confirmed: None };
         let position = value(after).map(|position| (LAST_EVENT_ID, position));
-        let fields = [(STAND_BY, time.as_secs().into())].into_iter().chain(position);
+        let before = before.and_then(|before| Some((ROOT_BEFORE, HeaderValue::from_str(before).ok()?)));
+        let fields = [(STAND_BY, time.as_secs().into())].into_iter().chain(position).chain(before);
         let response = self.send(standing, fields).await.map_err(unreachable)?;
         match response.status() {
             StatusCode::OK => {}
-            StatusCode::NO_CONTENT => return Ok(None),
+            StatusCode::NO_CONTENT => return Ok(StandBy::KnowsNothing),
+            StatusCode::CONFLICT if response.headers().contains_key(ROOT) => {
+                return name(response.headers(), &ROOT).map(StandBy::Root).ok_or_else(no_relay);
+            }
             _ => return Err(refused(response).await),
         }
         let (head, body) = response.into_parts();
         let content_type = head.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let parser = content_type.and_then(|content_type| Parser::new(content_type, max_bytes)).ok_or_else(no_relay)?;
         let deliveries = NextDeliveries { body, parser, relay: relay.clone(), reserved: relay.reserve() };
-        Ok(Some(HandedOver { deliveries, epochs: epochs(&head.headers) }))
+        Ok(StandBy::HandsOver(HandedOver { deliveries, epochs: epochs(&head.headers) }))
     }
 
     /// Extends a subscription.
@@ -182,6 +208,16 @@ pub(crate) struct Accepted {
     /// The time between heartbeats, if the next relay tells it.
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) deliveries: NextDeliveries,
+}
+
+/// The answer of a relay that was asked to keep a copy.
+pub(crate) enum StandBy {
+    /// It has known the channel.
+    HandsOver(HandedOver),
+    /// It has not known the channel.
+    KnowsNothing,
+    /// It keeps none, since this node is the root.
+    Root(Arc<str>),
 }
 
 /// What another relay hands over.
@@ -253,6 +289,11 @@ pub(crate) async fn refused(response: Response<Body>) -> Refused {
     let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).trim().to_owned()).unwrap_or_default();
     let colon = if text.is_empty() { "" } else { ": " };
     Refused { status, reason: format!("the next relay responded {status}{colon}{text}").into() }
+}
+
+/// The name of a node in a field.
+fn name(headers: &HeaderMap, field: &HeaderName) -> Option<Arc<str>> {
+    headers.get(field)?.to_str().ok().map(Arc::from)
 }
 
 fn value(position: EventId) -> Option<HeaderValue> {

@@ -29,7 +29,7 @@ use crate::feeds::{Outcome, Refused};
 use crate::next_channel::{ChannelRequests, refused as refused_by_next};
 use crate::receipts::count;
 use crate::siblings::Siblings;
-use crate::{RelayRequest, certified, channel, refusal, text, upstream};
+use crate::{RelayRequest, certified, channel, may_redirect, redirect, refusal, text, upstream, wish};
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";
@@ -55,7 +55,8 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     };
     // Before anything of the body takes memory.
     let signed = certified::check_publisher(request)?;
-    let outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
+    let mut outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
+    outlet.wish = wish(request)?;
     let relay = outlet.relay().clone();
     // Publications that wait for room count, too.
     let mut reserved = relay.reserve();
@@ -86,6 +87,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         Ok(published) => Ok(answer(published)),
         Err(NotPublished::Here(error)) => Ok(refused(&error)),
         Err(NotPublished::AtNext(refused)) => Ok(refusal(refused.status, format!("{}\n", refused.reason))),
+        Err(NotPublished::Elsewhere(origin)) => Ok(redirect(request, &origin)),
         Err(NotPublished::Unreachable(error)) => Err(error),
     }
 }
@@ -124,6 +126,9 @@ pub(crate) struct Outlet {
     /// Requests about the channel to other relays.
     requests: ChannelRequests,
     stall: Duration,
+    /// The peer that the client asks for as the root.
+    wish: Option<Arc<str>>,
+    may_redirect: bool,
 }
 
 /// The outcome of a publication.
@@ -142,6 +147,9 @@ pub(crate) enum NotPublished {
     /// The next relay refuses it.
     #[error("{}", .0.reason)]
     AtNext(Refused),
+    /// The client is to publish at the root.
+    #[error("the root of the channel is at {0}")]
+    Elsewhere(Box<str>),
     /// It may have been published, if the next relay broke off before it responded.
     #[error("the next relay cannot be reached: {0}")]
     Unreachable(Error),
@@ -151,7 +159,8 @@ impl Outlet {
     pub(crate) fn new(request: &RelayRequest<'_>, channel: Arc<str>, mode: RelayMode, audience: Audience) -> Self {
         let siblings = Siblings::of(request);
         let requests = siblings.requests(&request.entry.facts, &request.entry.facts.path);
-        Self { channel, mode, audience, siblings, requests, stall: request.settings.stall }
+        let may_redirect = may_redirect(request);
+        Self { channel, mode, audience, siblings, requests, stall: request.settings.stall, wish: None, may_redirect }
     }
 
     pub(crate) fn route(&self) -> &Arc<str> {
@@ -189,8 +198,18 @@ impl Outlet {
                     Outcome::Gone => continue,
                 },
             };
+            if let Some(origin) = self.siblings.url_of(&upstream).filter(|_| self.may_redirect) {
+                return Err(NotPublished::Elsewhere(origin));
+            }
             let sent = self.siblings.next.send(upstream.clone(), facts.clone(), content.body.clone()).await;
             return match sent {
+                // The root has just moved, or it is to begin.
+                Ok(response)
+                    if response.status() == StatusCode::LOOP_DETECTED && self.siblings.are_peers() && !is_last =>
+                {
+                    tokio::time::sleep(FEED_PAUSE).await;
+                    continue;
+                }
                 Ok(response) => of_next(response).await,
                 // The peers after it do without it. A second failure of the only one is final.
                 Err(error) if error.retry() == Retry::Always && self.siblings.are_peers() && !is_last => {
@@ -207,7 +226,7 @@ impl Outlet {
 
     /// Waits until this node has its place in the tree of the channel.
     async fn outcome(&self) -> Result<Outcome, NotPublished> {
-        let feed = upstream::feed(&self.siblings, &self.requests, &self.channel);
+        let feed = upstream::feed(&self.siblings, &self.requests, &self.channel, self.wish.clone());
         let mut feed = feed.map_err(|error| {
             NotPublished::AtNext(Refused { status: StatusCode::SERVICE_UNAVAILABLE, reason: error.to_string().into() })
         })?;

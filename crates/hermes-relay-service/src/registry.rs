@@ -15,6 +15,7 @@ use hermes_transport::metrics::{Metrics, ResultLabels};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::directory::Directory;
 use crate::feeds::Feeds;
 use crate::seen_signatures::SeenSignatures;
 
@@ -54,6 +55,8 @@ struct RelayTable {
 /// The relay of a route.
 pub(crate) struct RouteRelay {
     pub(crate) relay: Arc<Relay>,
+    /// The roots of channels whose home this node is.
+    pub(crate) directory: Directory,
     /// The channels that the next relay feeds.
     pub(crate) feeds: Feeds,
     /// Log lines about subscriptions at the next relay that broke off.
@@ -112,6 +115,7 @@ impl Relays {
         }
         let of_route = Arc::new(RouteRelay {
             relay: Relay::new(limits(settings)),
+            directory: Directory::default(),
             feeds: Feeds::default(),
             breaks: LogThrottle::default(),
             tree: watch::Sender::new(settings.tree.clone()),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hermes_model::facts::{Facts, PathAndQuery};
-use hermes_model::snapshot::{ChannelRanking, RelayTree};
+use hermes_model::snapshot::{ChannelRanking, RelayPeer, RelayTree, RootChoice};
 use hermes_transport::runtime::WorkerContext;
 
 use crate::RelayRequest;
@@ -50,9 +50,55 @@ impl Siblings {
         matches!(*self.of_route.tree.borrow(), RelayTree::Peers(_))
     }
 
-    /// The order of the relays for a channel.
-    pub(crate) fn ranking(&self, channel: &str) -> ChannelRanking {
-        self.of_route.tree.borrow().ranking(channel)
+    /// The choice of roots among peers. `None`: there are no peers.
+    pub(crate) fn choice(&self) -> Option<RootChoice> {
+        self.of_route.tree.borrow().peers().map(|peers| peers.root)
+    }
+
+    /// The name of this node.
+    pub(crate) fn node(&self) -> Arc<str> {
+        self.worker.snapshot().node.clone()
+    }
+
+    /// The name of this node, if it is a peer.
+    pub(crate) fn own_name(&self) -> Option<Arc<str>> {
+        Some(self.node()).filter(|node| self.is_peer(node))
+    }
+
+    /// Whether a node is a peer.
+    pub(crate) fn is_peer(&self, node: &str) -> bool {
+        let tree = self.of_route.tree.borrow();
+        tree.peers().is_some_and(|peers| peers.all.iter().any(|peer| *peer.node == *node))
+    }
+
+    /// The upstream of another peer.
+    pub(crate) fn upstream_of(&self, node: &str) -> Option<Arc<str>> {
+        let tree = self.of_route.tree.borrow();
+        let peer = tree.peers()?.all.iter().find(|peer| *peer.node == *node)?;
+        peer.upstream.as_ref().map(|upstream| upstream.name.clone())
+    }
+
+    /// The origin to which clients of the peer behind an upstream are redirected.
+    pub(crate) fn url_of(&self, upstream: &str) -> Option<Box<str>> {
+        let tree = self.of_route.tree.borrow();
+        let is_it = |peer: &&RelayPeer| peer.upstream.as_ref().is_some_and(|other| *other.name == *upstream);
+        tree.peers()?.all.iter().find(is_it)?.url.clone()
+    }
+
+    /// Whether another peer could be reached a moment ago.
+    pub(crate) fn reaches(&self, node: &str) -> bool {
+        self.upstream_of(node).is_some_and(|upstream| !self.of_route.feeds.is_away(&upstream))
+    }
+
+    /// Whether this node is the home of a channel: the first peer by rendezvous hashing that can be reached.
+    pub(crate) fn is_home(&self, channel: &str) -> bool {
+        let ranking = self.ranking(channel, None);
+        ranking.may_lead && ranking.above.iter().all(|upstream| self.of_route.feeds.is_away(upstream))
+    }
+
+    /// The order of the relays for a channel, whose root may be known.
+    pub(crate) fn ranking(&self, channel: &str, root: Option<&str>) -> ChannelRanking {
+        self.of_route.tree.borrow().ranking(channel, root)
     }
 
     /// The upstream of the next relay towards the root of a channel. `None`: this node is the root, or becomes it.
@@ -61,7 +107,9 @@ impl Siblings {
             Some(Progress::Following(upstream)) => Some(upstream),
             Some(Progress::Leading) => None,
             _ => {
-                let ranking = self.ranking(channel);
+                // The home of a channel passes on what is for the root.
+                let root = self.of_route.directory.root(channel).map(|root| root.node);
+                let ranking = self.ranking(channel, root.as_deref());
                 let reachable = ranking.above.iter().find(|upstream| !self.of_route.feeds.is_away(upstream));
                 // Without any, one that was away may have returned.
                 reachable.or(ranking.above.first().filter(|_| !ranking.may_lead)).cloned()
@@ -72,6 +120,6 @@ impl Siblings {
     /// The requests to other relays that a client causes.
     pub(crate) fn requests(&self, of: &Facts, path: &PathAndQuery) -> ChannelRequests {
         // Peers ask each other in both directions; their order excludes loops.
-        ChannelRequests::new(self.next.clone(), of, path, !self.are_peers())
+        ChannelRequests::new(self.next.clone(), of, path, self.are_peers().then(|| self.node()))
     }
 }

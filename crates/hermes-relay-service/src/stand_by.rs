@@ -4,18 +4,21 @@
 //! feed that keeps a copy for the time that the peer names. If this node was the root, it no longer is. Never: a copy for
 //! anyone but a node that may pass on assertions of others.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_model::trust::STAND_BY;
-use hermes_relay::fields::LAST_EVENT_ID;
+use hermes_model::snapshot::RootChoice;
+use hermes_model::trust::{PEER, ROOT_BEFORE, STAND_BY};
+use hermes_relay::fields::{LAST_EVENT_ID, ROOT};
 use hermes_relay::framing::Framing;
 use hermes_relay::{Delivery, HandOver};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use http::header::CONTENT_TYPE;
-use http::{Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 
+use crate::feeds::Progress;
 use crate::siblings::Siblings;
 use crate::{RelayRequest, channel, refusal, set_epochs, text, upstream};
 
@@ -36,13 +39,32 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
     let after = text(&facts.headers, &LAST_EVENT_ID)?.and_then(|text| text.parse().ok());
     let after = after.ok_or_else(|| malformed(LAST_EVENT_ID))?;
     let name = channel(request.entry, None);
+    let own = siblings.node();
+    let is_moved = text(&facts.headers, &ROOT_BEFORE)? == Some(&*own);
+    if siblings.choice() == Some(RootChoice::First) {
+        let peer = text(&facts.headers, &PEER)?.map(Arc::<str>::from).ok_or_else(|| malformed(PEER))?;
+        let leads = matches!(siblings.of_route.feeds.progress(&name), Some(Progress::Leading));
+        let is_assigned = || siblings.of_route.directory.root(&name).is_some_and(|root| root.node == peer);
+        let registered = match leads && !is_moved && !is_assigned() {
+            true => Err(own),
+            false => siblings.of_route.directory.register(&name, &peer, time),
+        };
+        if let Err(root) = registered {
+            let mut response = refusal(StatusCode::CONFLICT, format!("{root} is the root of the channel\n"));
+            response.headers_mut().extend(HeaderValue::from_str(&root).ok().map(|root| (ROOT, root)));
+            return Ok(response);
+        }
+    }
     let requests = siblings.requests(facts, &facts.path);
-    let feed = match upstream::feed(&siblings, &requests, &name) {
+    let feed = match upstream::feed(&siblings, &requests, &name, None) {
         Ok(feed) => feed,
         Err(error) => return Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n"))),
     };
     // Before the peer learns the position: nothing may be published here after that.
     let handed_over = siblings.of_route.relay.hand_over(&name, after).filter(|_| !feed.is_own());
+    if is_moved {
+        siblings.of_route.relay.end_relays(&name);
+    }
     feed.duties.stand_by(time);
     let Some(handed_over) = handed_over else {
         let mut response = Response::new(Body::Empty);

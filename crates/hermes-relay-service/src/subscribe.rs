@@ -27,7 +27,10 @@ use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
 use crate::feeds::{FeedHandle, Outcome, Refused};
 use crate::next_channel::{ChannelRequests, NextChannel, Standing};
 use crate::siblings::Siblings;
-use crate::{INCREMENTAL, RelayRequest, certified, channel, lines, refusal, set_epochs, subject, text, upstream};
+use crate::{
+    INCREMENTAL, RelayRequest, certified, channel, lines, may_redirect, redirect, refusal, set_epochs, subject, text,
+    upstream, wish,
+};
 
 /// Bytes of publications after which a frame of the body is full.
 const FRAME_BYTES: usize = 64 << 10;
@@ -87,6 +90,8 @@ pub(crate) enum NotBegun {
     Here(SubscribeError),
     /// The next relay refuses one of its channels.
     AtNext(Refused),
+    /// The root of the channel, to which the client is sent.
+    Elsewhere(Box<str>),
 }
 
 /// Begins the subscription that a request describes.
@@ -114,7 +119,8 @@ pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, No
         epoch: rand::random(),
     };
     let clock = request.relays.clock();
-    Ok(join(request, &wanted, &paths).await.map(|(subscription, nexts)| {
+    let wish = wish(request)?;
+    Ok(join(request, &wanted, &paths, wish.as_ref()).await.map(|(subscription, nexts)| {
         let relay = &request.relays.of(&request.route.name, request.settings).relay;
         let max_bytes = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
         let lacking = subscription.channels().zip(subscription.lacks()).zip(&nexts);
@@ -140,8 +146,10 @@ async fn join(
     request: &RelayRequest<'_>,
     wanted: &SubscribeRequest,
     paths: &[PathAndQuery],
+    wish: Option<&Arc<str>>,
 ) -> Result<(Subscription, Vec<Option<NextChannel>>), NotBegun> {
     let siblings = Siblings::of(request);
+    let may_redirect = may_redirect(request);
     let (of_route, clock) = (&siblings.of_route, siblings.clock);
     if !siblings.exist() {
         let subscription = of_route.relay.subscribe(wanted.clone(), clock.now()).map_err(NotBegun::Here)?;
@@ -154,20 +162,23 @@ async fn join(
     'attempts: loop {
         let mut feeds = Vec::new();
         for ((channel, _), requests) in wanted.channels.iter().zip(&requests) {
-            feeds.push(upstream::feed(&siblings, requests, channel).map_err(NotBegun::Here)?);
+            feeds.push(upstream::feed(&siblings, requests, channel, wish.cloned()).map_err(NotBegun::Here)?);
         }
         let mut nexts = Vec::new();
         for ((feed, requests), (channel, _)) in feeds.iter_mut().zip(&requests).zip(&wanted.channels) {
             // In a loop of relays, each would wait for the feed that a client of the next one has begun.
             if feed.is_begun_by_another() && wanted.behind.is_some() && !siblings.are_peers() {
                 let probe = Standing { timeout: PROBE_TIMEOUT, subscribers: 0, confirmed: None };
-                let ranking = siblings.ranking(channel);
+                let ranking = siblings.ranking(channel, None);
                 for next in ranking.above.iter().map(|upstream| requests.at(upstream)) {
                     next.subscribe(probe, None, of_route.relay.clone(), 0).await.map_err(NotBegun::AtNext)?;
                 }
             }
             match feed.outcome().await {
-                Outcome::Follows(upstream) => nexts.push(Some(requests.at(&upstream))),
+                Outcome::Follows(upstream) => match siblings.url_of(&upstream).filter(|_| may_redirect) {
+                    Some(url) => return Err(NotBegun::Elsewhere(url)),
+                    None => nexts.push(Some(requests.at(&upstream))),
+                },
                 Outcome::Leads => nexts.push(None),
                 Outcome::Refused(refused) => return Err(NotBegun::AtNext(refused)),
                 Outcome::Gone => {
@@ -262,6 +273,7 @@ fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> R
 pub(crate) fn not_begun(request: &RelayRequest<'_>, error: &NotBegun) -> Response<Body> {
     match error {
         NotBegun::Here(error) => refused(request, error),
+        NotBegun::Elsewhere(origin) => redirect(request, origin),
         NotBegun::AtNext(refused) => refusal(refused.status, format!("{}\n", refused.reason)),
     }
 }

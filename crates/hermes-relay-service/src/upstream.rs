@@ -13,16 +13,18 @@ use std::time::Duration;
 
 use hermes_model::snapshot::{ChannelRanking, RelayTree};
 use hermes_net::backoff::Backoff;
-use hermes_relay::{FedPublication, PublishError, SubscribeError};
+use hermes_relay::{Copies, FedPublication, PublishError, SubscribeError};
 use hermes_transport::runtime::Shared;
 use http::{Response, StatusCode};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::directory::Root;
 use crate::feeder::Feeder;
 use crate::feeds::{Duties, FeedHandle, Progress, Refused};
 use crate::history_copy;
-use crate::lead::{Found, STAND_BY_INTERVAL, keep_copy, take_over};
+use crate::lead::{Found, Kept, Lead, STAND_BY_INTERVAL};
+use crate::locate;
 use crate::next_channel::{Accepted, ChannelRequests, NextChannel, Standing};
 use crate::next_relay::NextResponse;
 use crate::siblings::Siblings;
@@ -39,10 +41,12 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// The time for which a copy counts as complete after the connection to the root has broken. Later, the root may have
 /// confirmed publications without it.
 const COMPLETE_FOR: Duration = Duration::from_secs(5);
+/// The pause before another peer is asked for a copy.
+const COPY_PAUSE: Duration = Duration::from_millis(200);
 /// The time after which a root looks again for the peers before it, which could not be reached.
 const RETURN_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The feed of a channel. It begins for the first subscriber.
+/// The feed of a channel. It begins for the first subscriber, which may wish for a peer as the root.
 ///
 /// # Errors
 /// A bound of the relay is reached.
@@ -50,11 +54,13 @@ pub(crate) fn feed(
     siblings: &Siblings,
     requests: &ChannelRequests,
     channel: &Arc<str>,
+    wish: Option<Arc<str>>,
 ) -> Result<FeedHandle, SubscribeError> {
     siblings.of_route.feeds.of(channel, |progress, duties| {
         let feed = siblings.of_route.relay.feed(channel, rand::random(), siblings.clock.now())?;
         let task = FeedTask {
             requests: requests.clone(),
+            wish,
             channel: channel.clone(),
             audience: feed.audience(),
             tree: siblings.of_route.tree.subscribe(),
@@ -81,6 +87,8 @@ pub(crate) fn feed(
 struct FeedTask {
     siblings: Siblings,
     requests: ChannelRequests,
+    /// The peer that the client asks for that began it.
+    wish: Option<Arc<str>>,
     channel: Arc<str>,
     feeder: Feeder,
     /// The number of subscribers of the channel.
@@ -128,8 +136,11 @@ impl FeedTask {
         metrics.relay_upstream_subscriptions.inc();
         let mut attempts = Backoff::new(MIN_PAUSE, MAX_PAUSE);
         loop {
-            let ranking = self.tree.borrow_and_update().ranking(&self.channel);
-            let reason = match self.serve(&ranking).await {
+            self.tree.mark_unchanged();
+            let root = locate::root(&self.siblings, &self.requests, &self.channel, self.wish.as_ref()).await;
+            let ranking = self.siblings.ranking(&self.channel, root.as_ref().map(|root| &*root.node));
+            let before = root.and_then(|root| root.before);
+            let reason = match self.serve(&ranking, before.as_ref()).await {
                 FeedEnd::Idle => return,
                 FeedEnd::Moved => continue,
                 FeedEnd::Refused(refused) if !self.has_followed || is_final(refused.status) => {
@@ -156,7 +167,7 @@ impl FeedTask {
     }
 
     /// Follows the best relay before this one that can be reached, or leads without any.
-    async fn serve(&mut self, ranking: &ChannelRanking) -> FeedEnd {
+    async fn serve(&mut self, ranking: &ChannelRanking, before: Option<&Arc<str>>) -> FeedEnd {
         let feeds = &self.siblings.of_route.feeds;
         // A root that looks for the peers before it stays the root meanwhile, unless one has asked it to hand over.
         let leads = matches!(*self.progress.borrow(), Progress::Leading) && self.feeder.feed.leads();
@@ -188,7 +199,7 @@ impl FeedTask {
             }
         }
         if ranking.may_lead {
-            return self.lead(ranking).await;
+            return self.lead(ranking, before).await;
         }
         let none = || Refused { status: StatusCode::BAD_GATEWAY, reason: Arc::from("no peer can be reached") };
         FeedEnd::Refused(last.unwrap_or_else(none))
@@ -217,7 +228,7 @@ impl FeedTask {
     async fn subscribe(&self, next: &NextChannel) -> Result<Accepted, Refused> {
         let (relay, standing) = (self.siblings.of_route.relay.clone(), self.standing());
         let feed = &self.feeder.feed;
-        let after = (self.has_followed || feed.leads()).then(|| feed.position());
+        let after = (self.has_followed || self.has_led).then(|| feed.position());
         let accepted = next.clone().subscribe(standing, after, relay, self.siblings.max_bytes).await?;
         feed.follow();
         feed.begin_at(accepted.position, self.siblings.clock.now());
@@ -315,6 +326,7 @@ impl FeedTask {
                 // The relays move, or this one is to keep a copy.
                 _ = tree.changed() => return FeedEnd::Moved,
                 () = self.duties.asked(), if !keeps_copy => return FeedEnd::Moved,
+                () = self.duties.moved() => return FeedEnd::Moved,
                 () = tokio::time::sleep_until(silent_at), if !has_pending => {
                     return FeedEnd::Broken("the next relay is silent".to_owned());
                 }
@@ -322,13 +334,26 @@ impl FeedTask {
         }
     }
 
+    /// Another peer is the root already.
+    fn lost_to(&self, root: &Arc<str>) -> FeedEnd {
+        let known = Root { node: root.clone(), before: None };
+        // Counts if this node is the home of the channel.
+        self.siblings.of_route.directory.assign(&self.channel, known);
+        FeedEnd::Broken(format!("{root} is the root of the channel"))
+    }
+
     /// Is the root of the channel, until a peer before this one takes over.
-    async fn lead(&mut self, ranking: &ChannelRanking) -> FeedEnd {
+    async fn lead(&mut self, ranking: &ChannelRanking, before: Option<&Arc<str>>) -> FeedEnd {
         let (mut idle_at, clock) = (self.idle_at, self.siblings.clock);
         let feeder = &self.feeder;
+        let lead = Lead { siblings: &self.siblings, below: &ranking.below, requests: &self.requests, feeder };
         if !feeder.feed.leads() {
             let is_new = !self.has_followed && !self.has_led;
-            let found = take_over(&self.siblings, &ranking.below, &self.requests, feeder, is_new).await;
+            let found = lead.take_over(before, is_new).await;
+            if let Found::Root(root) = &found {
+                return self.lost_to(root);
+            }
+            self.siblings.of_route.directory.forget(&self.channel);
             // It has all whose publishers have a response if it has kept a copy.
             let has_copy = self.complete_until.take().is_some_and(|until| Instant::now() < until);
             let has_all = has_copy && feeder.feed.is_reliable();
@@ -337,8 +362,10 @@ impl FeedTask {
         self.progress.send_replace(Progress::Leading);
         let _counted = CountedRoot::new(&self.siblings.worker.shared);
         let mut tree = self.tree.clone();
-        let mut keep_at = Instant::now() + STAND_BY_INTERVAL;
-        let mut keeping: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
+        // The home of the channel has to know of a move.
+        let mut keep_at = Instant::now() + if before.is_some() { Duration::ZERO } else { STAND_BY_INTERVAL };
+        let mut keeping: Option<Pin<Box<dyn Future<Output = Kept> + '_>>> = None;
+        let mut copies = CopyWatch { copies: self.siblings.of_route.relay.copies(&self.channel), before: 0 };
         let return_at = Instant::now() + RETURN_INTERVAL;
         let mut audience = self.audience.clone();
         let end = loop {
@@ -348,20 +375,26 @@ impl FeedTask {
             }
             tokio::select! {
                 () = self.duties.asked() => break FeedEnd::Moved,
+                () = self.duties.moved() => break FeedEnd::Moved,
                 _ = tree.changed() => break FeedEnd::Moved,
                 () = tokio::time::sleep_until(return_at), if !ranking.above.is_empty() => break FeedEnd::Moved,
                 () = tokio::time::sleep_until(keep_at), if keeping.is_none() && feeder.feed.keeps_history() => {
-                    keeping = Some(Box::pin(keep_copy(&self.siblings, &ranking.below, &self.requests, feeder)));
+                    keeping = Some(Box::pin(lead.keep_copy()));
                 }
-                () = asked(&mut keeping), if keeping.is_some() => {
+                kept = asked(&mut keeping), if keeping.is_some() => {
                     keeping = None;
-                    keep_at = Instant::now() + STAND_BY_INTERVAL;
+                    match kept {
+                        Kept::Until(until) => keep_at = until,
+                        Kept::Root(root) => break self.lost_to(&root),
+                    }
                 }
                 changed = audience.changed() => {
                     if changed.is_err() {
                         break FeedEnd::Idle;
                     }
                 }
+                // Another peer has to keep the copy, and may be the home of the channel now.
+                () = copies.lost() => keep_at = keep_at.min(Instant::now() + COPY_PAUSE),
                 () = tokio::time::sleep_until(idle_at), if is_unused => {
                     if feeder.feed.is_idle(clock.now()) && self.retire() {
                         break FeedEnd::Idle;
@@ -374,6 +407,29 @@ impl FeedTask {
         self.has_led = true;
         self.idle_at = idle_at;
         end
+    }
+}
+
+/// The copies of a channel, as its root watches them.
+struct CopyWatch {
+    copies: Option<watch::Receiver<Copies>>,
+    /// Their number when it was looked at last.
+    before: usize,
+}
+
+impl CopyWatch {
+    /// Waits until a peer no longer keeps a copy. Cancelled, it loses no change.
+    async fn lost(&mut self) {
+        let Some(copies) = &mut self.copies else { return std::future::pending().await };
+        loop {
+            let now = copies.borrow_and_update().stand_bys;
+            if std::mem::replace(&mut self.before, now) > now {
+                return;
+            }
+            if copies.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
     }
 }
 

@@ -85,6 +85,7 @@ struct Member {
     skip_until: Option<u64>,
     /// For a stand-by, the publications that it has confirmed.
     confirmed: Option<u64>,
+    is_node: bool,
 }
 
 impl Member {
@@ -143,6 +144,8 @@ pub(crate) struct NewMember<'a> {
     pub(crate) after: Option<EventId>,
     /// It keeps a copy of the history.
     pub(crate) is_stand_by: bool,
+    /// It is another relay.
+    pub(crate) is_node: bool,
 }
 
 impl Channel {
@@ -184,7 +187,7 @@ impl Channel {
     /// Adds a subscriber. After `after`, it gets what the history has first, and learns of what it lacks. The channel of a
     /// feed may have less than the relay that feeds it, so the subscriber is to get the rest from there.
     pub(crate) fn join(&self, member: NewMember<'_>, now: Duration) -> Joined {
-        let NewMember { queue, group, weight, after, is_stand_by } = member;
+        let NewMember { queue, group, weight, after, is_stand_by, is_node } = member;
         let mut state = self.lock();
         // A fed channel may have less than the relay that feeds it.
         let is_oldest = |after: EventId| after == EventId::OLDEST && !state.is_fed;
@@ -211,7 +214,7 @@ impl Channel {
         state.next_member += 1;
         state.groups.entry(group.clone()).or_default().members += 1;
         let confirmed = is_stand_by.then(|| known.unwrap_or_default());
-        let member = Member { queue: queue.clone(), group, weight, skip_until, confirmed };
+        let member = Member { queue: queue.clone(), group, weight, skip_until, confirmed, is_node };
         state.members.insert(joined.number, member);
         state.give_orphans(joined.number, now);
         state.subscribers += weight;
@@ -321,6 +324,12 @@ impl Channel {
         // Always another epoch: the earlier root may still publish in its own.
         let until = EventId { epoch, sequence: state.latest };
         self.enter_epoch(&mut state, until, is_complete.then_some(0), now);
+    }
+
+    /// Ends the subscriptions of other relays, so that they subscribe at the new root.
+    pub(crate) fn end_relays(&self) {
+        let state = self.lock();
+        state.members.values().filter(|member| member.is_node).for_each(|member| member.queue.end(End::Closed));
     }
 
     /// Lets another relay number the publications. Returns those that it lacks, if it has those up to `after`.

@@ -30,6 +30,10 @@ pub const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers"
 pub const HEARTBEAT: HeaderName = HeaderName::from_static("hermes-heartbeat");
 /// The number of subscribers in whose queues a publication is.
 pub const DELIVERED: HeaderName = HeaderName::from_static("hermes-delivered");
+/// The peer that is to be the root of a channel, as long as it has none; and the root.
+pub const ROOT: HeaderName = HeaderName::from_static("hermes-root");
+/// The peer to which the root of a channel is to move.
+pub const MOVE: HeaderName = HeaderName::from_static("hermes-move");
 /// The number of other relays that have a reliable publication.
 pub const COPIES: HeaderName = HeaderName::from_static("hermes-copies");
 /// The identifier of a publication, or a position.

@@ -135,7 +135,9 @@ impl Relay {
         let join = |(channel, after): (Arc<Channel>, Option<EventId>)| {
             let (group, weight) = (request.group.clone(), request.behind.unwrap_or(1));
             let is_stand_by = request.is_stand_by;
-            let joined = channel.join(NewMember { queue: &queue, group, weight, after, is_stand_by }, now);
+            let is_node = request.behind.is_some();
+            let member = NewMember { queue: &queue, group, weight, after, is_stand_by, is_node };
+            let joined = channel.join(member, now);
             Membership { channel, joined }
         };
         let memberships: Arc<[Membership]> = channels.into_iter().map(join).collect();
@@ -194,6 +196,12 @@ impl Relay {
     /// Ends the subscriptions of stand-bys that have not confirmed a publication. Returns their number.
     pub fn end_stand_bys(&self, channel: &str, id: EventId) -> u64 {
         self.lock().channels.get(channel).map_or(0, |channel| channel.end_stand_bys(id.sequence))
+    }
+
+    /// Ends the subscriptions of other relays to a channel, so that they look for its root again.
+    pub fn end_relays(&self, channel: &str) {
+        let channel = self.lock().channels.get(channel).cloned();
+        channel.inspect(|channel| channel.end_relays());
     }
 
     /// Lets another relay, which has the publications of the channel up to `after`, number the next ones. Returns those that

@@ -13,15 +13,17 @@ use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
 use serde_json::Value;
 
 const PEER: &str = "
-listeners: [{name: web, bind: '$BIND', protocol: http, trust: [127.0.0.0/8]}]
+listeners:
+- {name: web, bind: '$BIND', protocol: http}
+- {name: nodes, bind: '$NODES', protocol: http, trust: [127.0.0.0/8]}
 routes:
 - name: events
   match: {path: '/*'}
-  relay: {mode: reliable, peers: [$PEERS], queue: 16, history: {publications: 1000}, max-timeout: 1m, stall: 3s}
+  relay: {mode: reliable, peers: [$PEERS], root: $ROOT, queue: 16, history: {publications: 1000}, max-timeout: 1m, stall: 3s}
 upstreams:
-- {name: one, protocol: h2, endpoints: ['$ONE']}
-- {name: two, protocol: h2, endpoints: ['$TWO']}
-- {name: three, protocol: h2, endpoints: ['$THREE']}
+- {name: one, protocol: h2, overlay: true, endpoints: ['$ONE']}
+- {name: two, protocol: h2, overlay: true, endpoints: ['$TWO']}
+- {name: three, protocol: h2, overlay: true, endpoints: ['$THREE']}
 ";
 const NAMES: [&str; 3] = ["one", "two", "three"];
 /// All clients name the same channel, whichever node they ask.
@@ -30,23 +32,27 @@ const HOST: [&str; 2] = ["--header", "host: chat.example"];
 /// Three peers, each at an address of its own.
 struct Peers {
     overlay: Overlay,
+    /// For clients, and for nodes.
     addresses: [SocketAddr; 3],
+    inner: [SocketAddr; 3],
     nodes: Vec<Option<Node>>,
     starts: usize,
-    /// The peers in the documents.
+    /// The peers in the documents, and the choice of a root.
     peers: String,
+    root: &'static str,
 }
 
 impl Peers {
     async fn new() -> Self {
-        Self::with("{node: one}, {node: two}, {node: three}").await
+        Self::with("{node: one}, {node: two}, {node: three}", "hash").await
     }
 
-    async fn with(peers: &str) -> Self {
+    async fn with(peers: &str, root: &'static str) -> Self {
         let overlay = Overlay::new(hermes()).unwrap();
         let addresses = [(); 3].map(|()| port::reserve(Ipv4Addr::LOCALHOST));
+        let inner = [(); 3].map(|()| port::reserve(Ipv4Addr::LOCALHOST));
         let (nodes, peers) = (vec![None, None, None], peers.to_owned());
-        let mut peers = Self { overlay, addresses, nodes, starts: 0, peers };
+        let mut peers = Self { overlay, addresses, inner, nodes, starts: 0, peers, root };
         for index in 0..NAMES.len() {
             peers.start(index).await;
         }
@@ -54,8 +60,10 @@ impl Peers {
     }
 
     fn document(&self, index: usize, peers: &str) -> String {
-        let mut text = PEER.replace("$BIND", &self.addresses[index].to_string()).replace("$PEERS", peers);
-        for (name, address) in ["$ONE", "$TWO", "$THREE"].into_iter().zip(self.addresses) {
+        let mut text = PEER.replace("$PEERS", peers).replace("$ROOT", self.root);
+        text = text.replace("$BIND", &self.addresses[index].to_string());
+        text = text.replace("$NODES", &self.inner[index].to_string());
+        for (name, address) in ["$ONE", "$TWO", "$THREE"].into_iter().zip(self.inner) {
             text = text.replace(name, &address.to_string());
         }
         text
@@ -245,7 +253,7 @@ async fn a_channel_survives_restarts_under_load() {
 /// The nodes of a configuration decide alone where the roots are. Subscribers notice nothing but another epoch.
 #[tokio::test]
 async fn a_change_of_the_peers_moves_the_channels() {
-    let mut peers = Peers::with("{node: one}, {node: two}").await;
+    let mut peers = Peers::with("{node: one}, {node: two}", "hash").await;
     let mut subscribers = Vec::new();
     for number in 0..8 {
         let path = format!("/events/{number}");
@@ -320,7 +328,8 @@ async fn only_peers_ask_for_a_copy() {
     let overlay = Overlay::new(hermes()).unwrap();
     let at = port::reserve(Ipv4Addr::LOCALHOST).to_string();
     let other = port::reserve(Ipv4Addr::LOCALHOST).to_string();
-    let document = PEER.replace(", trust: [127.0.0.0/8]", "").replace("$PEERS", "{node: one}, {node: two}");
+    let document = PEER.replace("$NODES", "127.0.0.1:0").replace("$PEERS", "{node: one}, {node: two}");
+    let document = document.replace("$ROOT", "hash");
     let document =
         document.replace("$BIND", &at).replace("$ONE", &at).replace("$TWO", &other).replace("$THREE", &other);
     let node = overlay.node("one").document(&document).start().await.unwrap();
@@ -335,4 +344,162 @@ async fn only_peers_ask_for_a_copy() {
     assert_eq!((status, field(&head, "hermes-copies")), (204, None), "{head}");
     assert_eq!(next(&mut subscriber).await["data"], "x");
     node.metric_is("hermes_relay_roots", "", 1.0).await;
+}
+
+/// The peers with `root: first`.
+async fn first() -> Peers {
+    Peers::with("{node: one}, {node: two}, {node: three}", "first").await
+}
+
+/// Publishes at a node until the root has counted `subscribers`, and a peer has a copy.
+async fn settled(node: &Node, path: &str, subscribers: &str) {
+    let is_settled = async || {
+        let (_, head, _) = publish(node, path, "begin", &HOST).await;
+        field(&head, "hermes-copies").is_some() && field(&head, "hermes-subscribers") == Some(subscribers)
+    };
+    hermes_testkit::poll::until("all subscribe, and a peer keeps a copy", is_settled).await;
+}
+
+async fn next_text(subscriber: &mut Subscriber) -> String {
+    loop {
+        let line = next(subscriber).await;
+        if line["data"] != "begin" {
+            return line["data"].as_str().unwrap().to_owned();
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_root_is_where_the_first_client_is_or_wishes() {
+    let peers = first().await;
+    for (index, node) in peers.nodes.iter().flatten().enumerate() {
+        let path = format!("/events/{index}");
+        let mut subscriber = Subscriber::start(node, &path, &json(&["--fail"]));
+        settled(node, &path, "1").await;
+        node.metric_is("hermes_relay_roots", "", 1.0).await;
+        let mut others: Vec<Subscriber> =
+            peers.nodes.iter().flatten().map(|node| Subscriber::start(node, &path, &json(&["--fail"]))).collect();
+        settled(node, &path, "4").await;
+        let (status, _, body) = publish(peers.at((index + 1) % 3), &path, "x", &HOST).await;
+        assert_eq!(status, 204, "{body}");
+        assert_eq!(next_text(&mut subscriber).await, "x");
+        for other in &mut others {
+            assert_eq!(next_text(other).await, "x");
+        }
+        node.metric_is("hermes_relay_roots", "", 1.0).await;
+    }
+    let wish = ["--header", "hermes-root: two"];
+    let _wishes = Subscriber::start(peers.at(0), "/events/wish", &json(&wish));
+    peers.at(1).metric_is("hermes_relay_roots", "", 2.0).await;
+    settled(peers.at(0), "/events/wish", "1").await;
+    // It counts only for a channel without a root.
+    let _late = Subscriber::start(peers.at(0), "/events/wish", &json(&["--header", "hermes-root: three"]));
+    settled(peers.at(2), "/events/wish", "2").await;
+    peers.at(2).metric_is("hermes_relay_roots", "", 1.0).await;
+    let (status, _, body) = curl(peers.at(0), "/events/wish", &json(&["--header", "hermes-root: four"])).await;
+    assert!(status == 400 && body.contains("four is no peer"), "{status} {body}");
+}
+
+/// All participants follow a root that moves, and nothing is lost.
+#[tokio::test]
+async fn a_client_moves_the_root() {
+    let peers = first().await;
+    let mut subscribers: Vec<Subscriber> = vec![Subscriber::start(peers.at(0), "/events/a", &json(&["--fail"]))];
+    settled(peers.at(0), "/events/a", "1").await;
+    for node in peers.nodes.iter().flatten().skip(1) {
+        subscribers.push(Subscriber::start(node, "/events/a", &json(&["--fail"])));
+    }
+    settled(peers.at(0), "/events/a", "3").await;
+    peers.at(0).metric_is("hermes_relay_roots", "", 1.0).await;
+    let mut sent = Vec::new();
+    for (round, (at, to)) in [(1, 2), (0, 1), (2, 0), (0, 2)].into_iter().enumerate() {
+        let moves =
+            [&HOST[..], &["--header", ["hermes-move: one", "hermes-move: two", "hermes-move: three"][to]]].concat();
+        for (number, index) in [0, 1, 2, 0, 1, 2].into_iter().enumerate() {
+            let text = format!("{round}.{number}");
+            let (status, _, body) = match number {
+                2 => publish(peers.at(at), "/events/a", &text, &moves).await,
+                _ => publish(peers.at(index), "/events/a", &text, &HOST).await,
+            };
+            assert_eq!(status, 204, "{text}: {body}");
+            sent.push(text);
+        }
+        peers.at(to).metric_is("hermes_relay_roots", "", 1.0).await;
+        for index in (0..3).filter(|index| *index != to) {
+            peers.at(index).metric_is("hermes_relay_roots", "", 0.0).await;
+        }
+        settled(peers.at(at), "/events/a", "3").await;
+    }
+    for subscriber in &mut subscribers {
+        for text in &sent {
+            assert_eq!(next_text(subscriber).await, *text);
+        }
+    }
+    let moves = [&HOST[..], &["--header", "hermes-move: four"]].concat();
+    let (status, _, body) = publish(peers.at(0), "/events/a", "x", &moves).await;
+    assert!(status == 400 && body.contains("four is no peer"), "{status} {body}");
+}
+
+/// The home of a channel knows its root. If the home goes, the root stays; if the root goes, the home has its copy.
+#[tokio::test]
+async fn a_channel_survives_its_root_and_its_home() {
+    let mut peers = first().await;
+    let mut numbers = 0_u32..;
+    for killed in 0..3 {
+        let path = format!("/events/{killed}");
+        let (second, third) = ((killed + 1) % 3, (killed + 2) % 3);
+        let mut subscriber = Subscriber::start(peers.at(second), &path, &json(&["--fail"]));
+        settled(peers.at(second), &path, "1").await;
+        let mut expected = Vec::new();
+        // Those that are no root of this channel, and the root.
+        for victim in [killed, third, second] {
+            if victim == second {
+                subscriber = Subscriber::start(peers.at(third), &path, &json(&["--fail"]));
+                settled(peers.at(third), &path, "1").await;
+                expected.clear();
+            }
+            drop(peers.nodes[victim].take());
+            let at = if victim == third { second } else { third };
+            for _ in 0..5 {
+                let text = numbers.next().unwrap().to_string();
+                if publish(peers.at(at), &path, &text, &HOST).await.0 == 204 {
+                    expected.push(text);
+                }
+            }
+            assert!(expected.len() >= 4, "{expected:?}");
+            peers.start(victim).await;
+            settled(peers.at(victim), &path, "1").await;
+        }
+        for text in &expected {
+            assert_eq!(next_text(&mut subscriber).await, *text, "{path}");
+        }
+    }
+}
+
+/// Clients may be sent to the root, and nodes are not.
+#[tokio::test]
+async fn clients_are_redirected_to_the_root() {
+    let mut peers = first().await;
+    let url = |index: usize| format!("http://{}", peers.addresses[index]);
+    let list = format!(
+        "{{node: one, url: '{}'}}, {{node: two, url: '{}'}}, {{node: three, url: '{}'}}",
+        url(0),
+        url(1),
+        url(2)
+    );
+    peers.peers = list.clone();
+    for index in 0..3 {
+        let document = peers.document(index, &list);
+        peers.nodes[index].as_mut().unwrap().reload(&document, &[]).await.unwrap();
+    }
+    let follow = json(&["--location-trusted", "--fail"]);
+    let mut subscriber = Subscriber::start(peers.at(1), "/events/a", &follow);
+    peers.at(1).metric_is("hermes_relay_roots", "", 1.0).await;
+    let (status, head, _) = publish(peers.at(0), "/events/a", "lost", &HOST).await;
+    assert_eq!(status, 307, "{head}");
+    assert_eq!(field(&head, "location"), Some(&*format!("http://{}/events/a", peers.addresses[1])));
+    let follows = [&HOST[..], &["--location-trusted"]].concat();
+    let (_, head, _) = publish(peers.at(0), "/events/a", "x", &follows).await;
+    assert!(head.contains("307"), "{head}");
+    assert_eq!(next_text(&mut subscriber).await, "x");
 }

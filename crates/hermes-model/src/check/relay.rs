@@ -10,7 +10,7 @@ use super::policy::size;
 use super::report::Report;
 use super::route::upstream_named;
 use crate::document::relay as section;
-use crate::snapshot::{Relay, RelayPeer, RelayTree, Upstream, UpstreamProtocol};
+use crate::snapshot::{Relay, RelayPeer, RelayPeers, RelayTree, RootChoice, Upstream, UpstreamProtocol};
 
 /// The nodes that may share channels.
 const MAX_PEERS: usize = 64;
@@ -38,11 +38,17 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
     let tree = match &section.upstream {
         Some(name) => RelayTree::Below(next_relay(name, &format!("{at}.upstream"), names, report)?),
         None if section.peers.is_empty() => RelayTree::Root,
-        None => RelayTree::Peers(peers(&section.peers, &format!("{at}.peers"), names, report)?),
+        None => {
+            let all = peers(&section.peers, &format!("{at}.peers"), names, report)?;
+            RelayTree::Peers(RelayPeers { all, root: section.root })
+        }
     };
     if section.upstream.is_some() && !section.peers.is_empty() {
         let message = "peers conflict with upstream, which has the root of all channels; keep one of them";
         report.problem(format!("{at}.peers"), message);
+    }
+    if section.root != RootChoice::Hash && section.peers.is_empty() {
+        report.problem(format!("{at}.root"), "there is a choice among peers only; add peers, or remove it");
     }
     let mut number = |key: &str, value: Option<usize>, default: usize, allowed: RangeInclusive<usize>| {
         let value = value.unwrap_or(default);
@@ -114,7 +120,12 @@ fn peers(section: &[section::RelayPeer], at: &str, names: &Names<'_>, report: &m
             true => Some(None),
             false => next_relay(name, &format!("{at}.upstream"), names, report).map(Some),
         };
-        all.push(upstream.map(|upstream| RelayPeer { node: peer.node.as_str().into(), upstream }));
+        if peer.url.as_ref().is_some_and(|url| !is_origin(url)) {
+            let message = "invalid origin; use a scheme, a host and a port, as in https://one.example:8443";
+            report.problem(format!("{at}.url"), message);
+        }
+        let url = peer.url.as_deref().map(Box::from);
+        all.push(upstream.map(|upstream| RelayPeer { node: peer.node.as_str().into(), upstream, url }));
     }
     if section.len() > MAX_PEERS {
         report.problem(at, format!("{} peers; use at most {MAX_PEERS}", section.len()));

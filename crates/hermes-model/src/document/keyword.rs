@@ -12,7 +12,7 @@ use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::scalar::TextVisitor;
 use crate::snapshot::{
-    CarryNames, ClientAuth, Dispatch, Durable, OnChange, RelayMode, Role, TunnelMethod, UpstreamProtocol,
+    CarryNames, ClientAuth, Dispatch, Durable, OnChange, RelayMode, Role, RootChoice, TunnelMethod, UpstreamProtocol,
 };
 
 /// A type with a fixed set of keywords.
@@ -100,6 +100,7 @@ keywords!(
 );
 keywords!(TunnelMethod, "tunnel method", ["CONNECT" = TunnelMethod::Connect, "POST" = TunnelMethod::Post]);
 keywords!(CarryNames, "encoding of names", ["packets" = CarryNames::Packets, "flows" = CarryNames::Flows]);
+keywords!(RootChoice, "choice of a root", ["hash" = RootChoice::Hash, "first" = RootChoice::First]);
 keywords!(RelayMode, "relay mode", ["realtime" = RelayMode::Realtime, "reliable" = RelayMode::Reliable]);
 keywords!(Durable, "durability", ["process" = Durable::Process, "fsync" = Durable::Fsync]);
 keywords!(OnChange, "change policy", ["keep" = OnChange::Keep, "move" = OnChange::Move]);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::is_default;
 use crate::scalar::{ByteSize, HumanDuration, OneOrMany};
-use crate::snapshot::RelayMode;
+use crate::snapshot::{RelayMode, RootChoice};
 
 /// `relay`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub struct Relay {
     /// Nodes that share the channels: each channel has one of them as its root. Default none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<RelayPeer>,
+    /// Choice of the root of a channel among the peers. Default hash.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub root: RootChoice,
     /// Rule for a publication if the queue of a subscriber is full. Default realtime.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: RelayMode,
@@ -66,6 +69,10 @@ pub struct RelayPeer {
     /// Upstream that leads to the node. Default: the upstream with the name of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
+    /// Origin to which clients are redirected if this node is the root, as in https://one.example. Default none: clients stay
+    /// at the node that they ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
 }
 
 /// `relay.history`

@@ -52,7 +52,26 @@ pub enum RelayTree {
     /// The next relay towards the root of all channels.
     Below(Arc<Upstream>),
     /// Nodes that share the channels.
-    Peers(Vec<RelayPeer>),
+    Peers(RelayPeers),
+}
+
+/// Nodes that share the channels of a route.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RelayPeers {
+    /// All of them, with this node if it is one.
+    pub all: Vec<RelayPeer>,
+    /// The choice of the root of a channel.
+    pub root: RootChoice,
+}
+
+/// The choice of the root of a channel among peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RootChoice {
+    /// By rendezvous hashing of the channel's name.
+    #[default]
+    Hash,
+    /// The peer at which the first client of the channel is, or the one that this client asks for.
+    First,
 }
 
 /// One of the nodes that share the channels of a route.
@@ -62,6 +81,8 @@ pub struct RelayPeer {
     pub node: Arc<str>,
     /// The way to it. `None`: it is this node.
     pub upstream: Option<Arc<Upstream>>,
+    /// The origin to which clients are redirected if it is the root. `None`: clients stay at the node that they ask.
+    pub url: Option<Box<str>>,
 }
 
 /// The order of the peers for a channel. The first one that can be reached is the root.
@@ -81,20 +102,30 @@ impl RelayTree {
         let (next, peers) = match self {
             Self::Root => (None, &[][..]),
             Self::Below(upstream) => (Some(upstream), &[][..]),
-            Self::Peers(peers) => (None, &peers[..]),
+            Self::Peers(peers) => (None, &peers.all[..]),
         };
         next.into_iter().chain(peers.iter().filter_map(|peer| peer.upstream.as_ref()))
     }
 
-    /// The order of the relays for a channel. All peers with the same list have the same order.
-    pub fn ranking(&self, channel: &str) -> ChannelRanking {
+    /// The nodes that share the channels. `None`: one node has them all.
+    pub fn peers(&self) -> Option<&RelayPeers> {
+        match self {
+            Self::Peers(peers) => Some(peers),
+            Self::Root | Self::Below(_) => None,
+        }
+    }
+
+    /// The order of the relays for a channel. All peers with the same list have the same order: the root, if it is known,
+    /// and then by rendezvous hashing.
+    pub fn ranking(&self, channel: &str, root: Option<&str>) -> ChannelRanking {
         let mut ranking = ChannelRanking::default();
         match self {
             Self::Root => ranking.may_lead = true,
             Self::Below(upstream) => ranking.above.push(upstream.name.clone()),
             Self::Peers(peers) => {
-                let mut ranked: Vec<&RelayPeer> = peers.iter().collect();
-                ranked.sort_by_key(|peer| (Reverse(weight(channel.as_bytes(), &peer.node)), &peer.node));
+                let mut ranked: Vec<&RelayPeer> = peers.all.iter().collect();
+                let by_hash = |peer: &RelayPeer| Reverse(weight(channel.as_bytes(), &peer.node));
+                ranked.sort_by_key(|peer| (root != Some(&*peer.node), by_hash(peer), &peer.node));
                 for peer in ranked {
                     match &peer.upstream {
                         None => ranking.may_lead = true,

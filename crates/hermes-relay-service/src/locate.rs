@@ -1,0 +1,73 @@
+//! The root of a channel with `root: first`.
+//!
+//! In: a channel, and the peer at which a client asks for it. Out: the root. The home of a channel is the first peer by
+//! rendezvous hashing that can be reached. It assigns the root: the peer that the first client asks for, or the peer at which
+//! that client is, or itself. Never: a root that is no peer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hermes_model::snapshot::RootChoice;
+use tokio::time::Instant;
+
+use crate::directory::Root;
+use crate::feeds::Progress;
+use crate::next_channel::ChannelRequests;
+use crate::siblings::Siblings;
+
+/// The time after which a home that has begun, or stands in for another one, assigns roots: until then, roots register.
+const SETTLED_AFTER: Duration = Duration::from_secs(2);
+
+/// A peer that asks for the root of a channel.
+pub(crate) struct Question<'q> {
+    /// The name of the peer.
+    pub(crate) peer: Option<Arc<str>>,
+    /// The peer that the client asks for, as long as the channel has no root.
+    pub(crate) wish: Option<&'q Arc<str>>,
+}
+
+/// The root of a channel. `None`: the peers have the order of rendezvous hashing.
+pub(crate) async fn root(
+    siblings: &Siblings,
+    requests: &ChannelRequests,
+    channel: &Arc<str>,
+    wish: Option<&Arc<str>>,
+) -> Option<Root> {
+    if siblings.choice() != Some(RootChoice::First) {
+        return None;
+    }
+    let ranking = siblings.ranking(channel, None);
+    let feeds = &siblings.of_route.feeds;
+    for upstream in ranking.above.iter().filter(|upstream| !feeds.is_away(upstream)) {
+        match requests.at(upstream).locate(wish, None).await {
+            Ok(root) => return Some(root),
+            Err(_) => feeds.set_away(upstream),
+        }
+    }
+    let peer = siblings.own_name();
+    if ranking.may_lead { Some(assigned(siblings, channel, Question { peer, wish }).await) } else { None }
+}
+
+/// The root of a channel whose home this node is.
+pub(crate) async fn assigned(siblings: &Siblings, channel: &Arc<str>, question: Question<'_>) -> Root {
+    let directory = &siblings.of_route.directory;
+    let own = siblings.node();
+    let known = || {
+        let leads = matches!(siblings.of_route.feeds.progress(channel), Some(Progress::Leading));
+        let here = || leads.then(|| Root { node: own.clone(), before: None });
+        directory.root(channel).or_else(here)
+    };
+    if known().is_none() {
+        let is_stand_in = !siblings.ranking(channel, None).above.is_empty();
+        let age = if is_stand_in { Duration::ZERO } else { siblings.clock.now() };
+        directory.registers(channel, Instant::now() + SETTLED_AFTER.saturating_sub(age)).await;
+    }
+    if let Some(root) = known() {
+        return root;
+    }
+    let reachable = |name: &&Arc<str>| **name == own || siblings.reaches(name);
+    let wish = question.wish.filter(|wish| siblings.is_peer(wish)).filter(reachable).cloned();
+    let peer = question.peer.filter(|peer| siblings.is_peer(peer));
+    let root = Root { node: wish.or(peer).unwrap_or_else(|| own.clone()), before: None };
+    if directory.assign(channel, root.clone()) { root } else { Root { node: own, before: None } }
+}
