@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Facts;
-use hermes_model::snapshot::RelayMode;
+use hermes_model::snapshot::{RelayMode, RootChoice};
 use hermes_relay::fields::{COPIES, DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
 use hermes_relay::{
     Audience, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved,
@@ -25,7 +25,9 @@ use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
+use crate::directory::Root;
 use crate::feeds::{Outcome, Refused};
+use crate::locate;
 use crate::next_channel::{ChannelRequests, refused as refused_by_next};
 use crate::receipts::count;
 use crate::siblings::Siblings;
@@ -181,6 +183,7 @@ impl Outlet {
         loop {
             attempts += 1;
             let is_last = attempts == MAX_ATTEMPTS;
+            self.look_up().await;
             let upstream = match self.siblings.next_of(&self.channel) {
                 Some(upstream) => upstream,
                 None => match self.outcome().await? {
@@ -221,6 +224,21 @@ impl Outlet {
                 }
                 Err(error) => Err(NotPublished::Unreachable(error)),
             };
+        }
+    }
+
+    /// Asks for the root of the channel, if the first client determines it and this node does not know it. The answer holds
+    /// for a few seconds, so that not each publication asks.
+    async fn look_up(&self) {
+        let of_route = &self.siblings.of_route;
+        let is_known =
+            || of_route.feeds.progress(&self.channel).is_some() || of_route.directory.root(&self.channel).is_some();
+        if self.siblings.choice() != Some(RootChoice::First) || is_known() {
+            return;
+        }
+        let root = locate::root(&self.siblings, &self.requests, &self.channel, self.wish.as_ref()).await;
+        if let Some(Root { node, .. }) = root {
+            of_route.directory.assign(&self.channel, Root { node, before: None });
         }
     }
 

@@ -146,6 +146,8 @@ fn the_guide_of_the_relay_works() {
         "\nhermes_relay_subscriptions 1\n",
         "\nto both\nto both\n",
         "\nnot without the key\ndelivered to 1 of 1 subscriber\nfrom the holder\n",
+        "\nhermes-copies: 1",
+        "\nafter\n",
     ] {
         assert!(printed.contains(words), "{words}: {printed}");
     }

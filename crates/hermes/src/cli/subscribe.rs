@@ -144,6 +144,8 @@ impl Session {
                 self.options.after = Some(id);
                 print(&line)
             }
+            // The channel has another root.
+            Event::Missed { count: Some(0), .. } => {}
             Event::Missed { id, count: missed } => {
                 self.options.after = Some(id);
                 let missed = missed.and_then(|missed| usize::try_from(missed).ok());
