@@ -3,25 +3,115 @@
 //! In: the peers after this node, best first. Out: what the first one that can be reached has of the channel; from then on,
 //! that peer keeps a copy, and is the next root. Never: a publication at a node that was asked to hand over.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_model::snapshot::{ChannelRanking, RootChoice};
+use hermes_relay::Copies;
+use hermes_transport::runtime::Shared;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::directory::Root;
 use crate::feeder::Feeder;
-use crate::feeds::Refused;
+use crate::feeds::{Progress, Refused};
 use crate::next_channel::{ChannelRequests, HandedOver, NextDelivery, StandBy};
 use crate::siblings::Siblings;
+use crate::upstream::{FeedEnd, FeedTask, LINGER, asked};
 
 /// The time for which a peer keeps a copy without being asked again, and the time after which it is asked again.
 const STAND_BY: Duration = Duration::from_secs(60);
-pub(crate) const STAND_BY_INTERVAL: Duration = Duration::from_secs(20);
+const STAND_BY_INTERVAL: Duration = Duration::from_secs(20);
+/// The pause before another peer is asked for a copy.
+const COPY_PAUSE: Duration = Duration::from_millis(200);
+/// The time after which a root looks again for the peers before it, which could not be reached.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 /// The time after which a peer is asked again that could not be reached.
 const RETURN_INTERVAL: Duration = Duration::from_secs(5);
 
+impl FeedTask {
+    /// Another peer is the root already.
+    fn lost_to(&self, root: &Arc<str>) -> FeedEnd {
+        let known = Root { node: root.clone(), before: None };
+        // Counts if this node is the home of the channel.
+        self.siblings.of_route.directory.assign(&self.channel, known);
+        FeedEnd::Broken(format!("{root} is the root of the channel"))
+    }
+
+    /// Is the root of the channel, until a peer before this one takes over.
+    pub(crate) async fn lead(&mut self, ranking: &ChannelRanking, before: Option<&Arc<str>>) -> FeedEnd {
+        let (mut idle_at, clock) = (self.idle_at, self.siblings.clock);
+        let feeder = &self.feeder;
+        let lead = Lead { siblings: &self.siblings, below: &ranking.below, requests: &self.requests, feeder };
+        if !feeder.feed.leads() {
+            let is_new = !self.has_followed && !self.has_led;
+            let found = lead.take_over(before, is_new).await;
+            if let Found::Root(root) = &found {
+                return self.lost_to(root);
+            }
+            self.siblings.of_route.directory.forget(&self.channel);
+            // It has all whose publishers have a response if it has kept a copy.
+            let has_copy = self.complete_until.take().is_some_and(|until| Instant::now() < until);
+            let has_all = has_copy && feeder.feed.is_reliable();
+            feeder.feed.lead(rand::random(), found == Found::All || has_all, clock.now());
+        }
+        self.progress.send_replace(Progress::Leading);
+        let _counted = CountedRoot::new(&self.siblings.worker.shared);
+        let mut tree = self.tree.clone();
+        // The home of the channel has to know of a move.
+        let mut keep_at = Instant::now() + if before.is_some() { Duration::ZERO } else { STAND_BY_INTERVAL };
+        let mut keeping: Option<Pin<Box<dyn Future<Output = Kept> + '_>>> = None;
+        let mut copies = CopyWatch { copies: self.siblings.of_route.relay.copies(&self.channel), before: 0 };
+        // The home of a channel has to know that its root is there.
+        let registers = feeder.feed.keeps_history() || self.siblings.choice() == Some(RootChoice::First);
+        let return_at = Instant::now() + LOOK_INTERVAL;
+        let mut audience = self.audience.clone();
+        let end = loop {
+            let is_unused = self.is_unused();
+            if !is_unused {
+                idle_at = Instant::now() + LINGER;
+            }
+            tokio::select! {
+                () = self.duties.asked() => break FeedEnd::Moved,
+                () = self.duties.moved() => break FeedEnd::Moved,
+                _ = tree.changed() => break FeedEnd::Moved,
+                () = tokio::time::sleep_until(return_at), if !ranking.above.is_empty() => break FeedEnd::Moved,
+                () = tokio::time::sleep_until(keep_at), if keeping.is_none() && registers => {
+                    keeping = Some(Box::pin(lead.keep_copy()));
+                }
+                kept = asked(&mut keeping), if keeping.is_some() => {
+                    keeping = None;
+                    match kept {
+                        Kept::Until(until) => keep_at = until,
+                        Kept::Root(root) => break self.lost_to(&root),
+                    }
+                }
+                changed = audience.changed() => {
+                    if changed.is_err() {
+                        break FeedEnd::Idle;
+                    }
+                }
+                // Another peer has to keep the copy, and may be the home of the channel now.
+                () = copies.lost() => keep_at = keep_at.min(Instant::now() + COPY_PAUSE),
+                () = tokio::time::sleep_until(idle_at), if is_unused => {
+                    if feeder.feed.is_idle(clock.now()) && self.retire() {
+                        break FeedEnd::Idle;
+                    }
+                    idle_at = Instant::now() + LINGER;
+                }
+            }
+        };
+        drop(keeping);
+        self.has_led = true;
+        self.idle_at = idle_at;
+        end
+    }
+}
+
 /// What other peers have had of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+enum Found {
     /// A peer has handed over all that it has.
     All,
     /// The first peer that can be reached does not know the channel, or not what this node has of it.
@@ -33,11 +123,11 @@ pub(crate) enum Found {
 }
 
 /// A root that asks the peers after it, best first.
-pub(crate) struct Lead<'l> {
-    pub(crate) siblings: &'l Siblings,
-    pub(crate) below: &'l [Arc<str>],
-    pub(crate) requests: &'l ChannelRequests,
-    pub(crate) feeder: &'l Feeder,
+struct Lead<'l> {
+    siblings: &'l Siblings,
+    below: &'l [Arc<str>],
+    requests: &'l ChannelRequests,
+    feeder: &'l Feeder,
 }
 
 impl Lead<'_> {
@@ -46,7 +136,7 @@ impl Lead<'_> {
     ///
     /// `is_new`: this node has nothing of the channel. Otherwise, what a peer has counts only if it goes on from there: the
     /// peer may have fallen behind.
-    pub(crate) async fn take_over(&self, before: Option<&Arc<str>>, is_new: bool) -> Found {
+    async fn take_over(&self, before: Option<&Arc<str>>, is_new: bool) -> Found {
         let upstream = before.and_then(|before| self.siblings.upstream_of(before));
         let from_before = match &upstream {
             Some(upstream) => self.take_from(std::slice::from_ref(upstream), before, is_new).await,
@@ -68,7 +158,7 @@ impl Lead<'_> {
     }
 
     /// Has the first peer that can be reached keep a copy, or keep it for longer. What it has, it has from this node.
-    pub(crate) async fn keep_copy(&self) -> Kept {
+    async fn keep_copy(&self) -> Kept {
         match self.ask(self.below, None).await {
             Some((_, StandBy::Root(root))) => Kept::Root(root),
             // It is the home of the channel, too.
@@ -98,7 +188,7 @@ impl Lead<'_> {
 }
 
 /// A copy at another peer.
-pub(crate) enum Kept {
+enum Kept {
     /// The time at which to ask again.
     Until(Instant),
     /// Another peer is the root.
@@ -121,5 +211,44 @@ async fn import(HandedOver { mut deliveries, epochs }: HandedOver, feeder: &Feed
             }
             Err(_) => return Found::Nobody,
         }
+    }
+}
+
+/// The copies of a channel, as its root watches them.
+struct CopyWatch {
+    copies: Option<watch::Receiver<Copies>>,
+    /// Their number when it was looked at last.
+    before: usize,
+}
+
+impl CopyWatch {
+    /// Waits until a peer no longer keeps a copy. Cancelled, it loses no change.
+    async fn lost(&mut self) {
+        let Some(copies) = &mut self.copies else { return std::future::pending().await };
+        loop {
+            let now = copies.borrow_and_update().stand_bys;
+            if std::mem::replace(&mut self.before, now) > now {
+                return;
+            }
+            if copies.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+}
+
+/// A channel of which this node is the root, for metrics.
+struct CountedRoot(Arc<Shared>);
+
+impl CountedRoot {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.metrics.relay_roots.inc();
+        Self(shared.clone())
+    }
+}
+
+impl Drop for CountedRoot {
+    fn drop(&mut self) {
+        self.0.metrics.relay_roots.dec();
     }
 }

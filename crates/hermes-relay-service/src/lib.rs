@@ -10,6 +10,7 @@ mod deliveries;
 mod directory;
 mod feeder;
 mod feeds;
+mod follow;
 mod history_copy;
 mod lead;
 mod locate;

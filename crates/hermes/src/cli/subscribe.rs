@@ -145,7 +145,10 @@ impl Session {
                 print(&line)
             }
             // The channel has another root.
-            Event::Missed { count: Some(0), .. } => {}
+            Event::Missed { id, count: Some(0) } => {
+                self.options.after = Some(id);
+                Ok(())
+            }
             Event::Missed { id, count: missed } => {
                 self.options.after = Some(id);
                 let missed = missed.and_then(|missed| usize::try_from(missed).ok());

@@ -1,0 +1,155 @@
+//! The subscription of this node at the next relay, while it stands.
+//!
+//! In: deliveries of the next relay, and changes of this node's subscribers. Out: the deliveries in their queues, refreshes, and
+//! confirmations if this node keeps a copy. Never: another delivery while one waits for room.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use hermes_relay::{EventId, FedPublication, PublishError};
+use hermes_transport::body::Body;
+use hermes_transport::error::Error;
+use http::{Response, StatusCode};
+use tokio::time::Instant;
+
+use crate::history_copy;
+use crate::next_channel::{Accepted, NextChannel, Standing};
+use crate::next_relay::NextResponse;
+use crate::siblings::Siblings;
+use crate::upstream::{FeedEnd, FeedTask, LINGER, TIMEOUT_AT_NEXT, asked};
+
+/// The heartbeats of the next relay that may be missing before the subscription counts as broken.
+const MISSING_HEARTBEATS: u32 = 4;
+/// The time for which a copy counts as complete after the connection to the root has broken. Later, the root may have
+/// confirmed publications without it.
+const COMPLETE_FOR: Duration = Duration::from_secs(5);
+
+impl FeedTask {
+    /// Passes publications on until the subscription ends.
+    pub(crate) async fn follow(&self, next: &NextChannel, accepted: Accepted) -> FeedEnd {
+        let Accepted { id, timeout, heartbeat, epochs, keeps_copy, mut deliveries, .. } = accepted;
+        let max_silence = heartbeat.map_or(TIMEOUT_AT_NEXT, |heartbeat| heartbeat * MISSING_HEARTBEATS);
+        let standing = || Standing { timeout, ..self.standing() };
+        let (mut audience, mut tree) = (self.audience.clone(), self.tree.clone());
+        audience.mark_unchanged();
+        let mut confirmed = self.feeder.feed.position();
+        let mut copy = CopyState::default();
+        let mut copying = keeps_copy.then(|| self.copy_history(next));
+        let mut refresh_at = Instant::now() + timeout / 3;
+        let mut silent_at = Instant::now() + max_silence;
+        // A client that waits for the feed joins at once.
+        let mut idle_at = Instant::now();
+        let mut refreshing: Option<NextResponse> = None;
+        let mut pending: Option<FedPublication> = None;
+        loop {
+            let has_pending = pending.is_some();
+            let is_idle = self.is_unused();
+            let position = self.feeder.feed.position();
+            // What arrives meanwhile is confirmed together.
+            copy.reaches(position, &epochs);
+            if keeps_copy && confirmed != position && refreshing.is_none() {
+                confirmed = position;
+                refresh_at = Instant::now();
+            }
+            tokio::select! {
+                published = self.feeder.publish(pending.as_ref()), if has_pending => {
+                    pending = None;
+                    silent_at = Instant::now() + max_silence;
+                    match published {
+                        // The subscribers have learned of a gap.
+                        Err(PublishError::Memory(_)) => self.siblings.worker.shared.metrics.limit("relay-memory"),
+                        Err(_closed) => return FeedEnd::Idle,
+                        Ok(()) => {}
+                    }
+                }
+                // A publication that waits for room holds up the next relay.
+                delivery = std::future::poll_fn(|cx| deliveries.poll_next(cx)), if !has_pending => {
+                    silent_at = Instant::now() + max_silence;
+                    match delivery {
+                        Ok(delivery) => pending = self.feeder.take(delivery),
+                        Err(reason) => {
+                            self.complete_until.set(copy.is_complete().then(|| Instant::now() + COMPLETE_FOR));
+                            return FeedEnd::Broken(reason);
+                        }
+                    }
+                }
+                has_history = asked(&mut copying), if copying.is_some() => {
+                    copying = None;
+                    copy.has_history = has_history;
+                }
+                refreshed = asked(&mut refreshing), if refreshing.is_some() => {
+                    refreshing = None;
+                    let Some(pause) = pause_after(&refreshed, timeout) else {
+                        return FeedEnd::Broken("the next relay forgot the subscription".to_owned());
+                    };
+                    refresh_at = Instant::now() + pause;
+                }
+                () = tokio::time::sleep_until(refresh_at), if refreshing.is_none() => {
+                    refreshing = Some(next.refresh(standing(), id.clone()));
+                }
+                // Another number of subscribers is told at once, but never by two requests at a time.
+                changed = audience.changed(), if refreshing.is_none() => {
+                    if changed.is_err() {
+                        return FeedEnd::Idle;
+                    }
+                    idle_at = Instant::now() + LINGER;
+                    refresh_at = Instant::now();
+                }
+                () = tokio::time::sleep_until(idle_at), if is_idle => {
+                    if self.retire() {
+                        return FeedEnd::Idle;
+                    }
+                    idle_at = self.duties.stands_by_until().max(Instant::now() + LINGER);
+                }
+                // The relays move, or this one is to keep a copy.
+                _ = tree.changed() => return FeedEnd::Moved,
+                () = self.duties.asked(), if !keeps_copy => return FeedEnd::Moved,
+                () = self.duties.moved() => return FeedEnd::Moved,
+                () = tokio::time::sleep_until(silent_at), if !has_pending => {
+                    return FeedEnd::Broken("the next relay is silent".to_owned());
+                }
+            }
+        }
+    }
+
+    /// Copies the history from before the subscription, beside its deliveries.
+    fn copy_history(&self, next: &NextChannel) -> Copying<'_> {
+        let Siblings { of_route, max_bytes, .. } = &self.siblings;
+        Box::pin(history_copy::copy(next.clone(), &self.feeder.feed, of_route.relay.clone(), *max_bytes))
+    }
+}
+
+/// The pause before the next refresh. `None`: the next relay does not know the subscription.
+fn pause_after(refreshed: &Result<Response<Body>, Error>, timeout: Duration) -> Option<Duration> {
+    match refreshed.as_ref().map(Response::status) {
+        Ok(status) if status.is_success() => Some(timeout / 3),
+        Ok(StatusCode::NOT_FOUND) => None,
+        // Tried again before the timeout.
+        _ => Some(timeout / 8),
+    }
+}
+
+/// The history from before a subscription, which arrives beside it.
+type Copying<'f> = Pin<Box<dyn Future<Output = bool> + 'f>>;
+
+/// What a copy has of its channel.
+#[derive(Default)]
+struct CopyState {
+    /// All from before the subscription.
+    has_history: bool,
+    /// All that the root had when the subscription began.
+    has_latest: bool,
+}
+
+impl CopyState {
+    /// This node has a position; the last epoch is that of the root when the subscription began.
+    fn reaches(&mut self, position: EventId, epochs: &[EventId]) {
+        let is_latest = |latest: &EventId| position >= *latest && position.epoch == latest.epoch;
+        self.has_latest |= epochs.last().is_some_and(is_latest);
+    }
+
+    /// Whether it has everything whose publisher has a response.
+    fn is_complete(&self) -> bool {
+        self.has_history && self.has_latest
+    }
+}
