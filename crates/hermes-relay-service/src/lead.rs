@@ -26,7 +26,7 @@ const STAND_BY_INTERVAL: Duration = Duration::from_secs(20);
 /// The pause before another peer is asked for a copy.
 const COPY_PAUSE: Duration = Duration::from_millis(200);
 /// The time after which a root looks again for the peers before it, which could not be reached.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// The time after which a peer is asked again that could not be reached.
 const RETURN_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -65,7 +65,7 @@ impl FeedTask {
         let mut copies = CopyWatch { copies: self.siblings.of_route.relay.copies(&self.channel), before: 0 };
         // The home of a channel has to know that its root is there.
         let registers = feeder.feed.keeps_history() || self.siblings.choice() == Some(RootChoice::First);
-        let return_at = Instant::now() + LOOK_INTERVAL;
+        let return_at = Instant::now() + RETRY_INTERVAL;
         let mut audience = self.audience.clone();
         let end = loop {
             let is_unused = self.is_unused();
