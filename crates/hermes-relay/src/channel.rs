@@ -56,6 +56,8 @@ struct ChannelState {
     is_fed: bool,
     /// A publication was realtime. Stand-bys may lack such ones, although their publishers have a response.
     has_realtime: bool,
+    /// The times that another relay has become the root by asking this one.
+    hand_overs: u64,
 }
 
 /// The members of a channel that share jobs.
@@ -165,6 +167,7 @@ impl Channel {
             used: now,
             is_fed: false,
             has_realtime: false,
+            hand_overs: 0,
         };
         Self {
             name,
@@ -227,12 +230,15 @@ impl Channel {
     /// What the history has after a position, and the changes of the epoch.
     fn replay(&self, state: &ChannelState, start: EventId, after: u64, mut push: impl FnMut(Delivery)) {
         let mut changes = state.lineage.changes_after(start, state.latest_id()).into_iter().peekable();
-        let change = |until| Delivery::Gap { channel: self.name.clone(), missed: Some(0), until };
+        let change = |(until, is_complete): (EventId, bool)| {
+            let missed = is_complete.then_some(0);
+            Delivery::Gap { channel: self.name.clone(), missed, until }
+        };
         let mut epoch = start.epoch;
         for publication in &state.history {
             let Some(id) = publication.id.filter(|id| id.sequence > after) else { continue };
             while let Some(until) = changes.next_if(|_| epoch != id.epoch) {
-                epoch = until.epoch;
+                epoch = until.0.epoch;
                 push(change(until));
             }
             push(Delivery::Publication(publication.clone()));
@@ -284,14 +290,16 @@ impl Channel {
         }
     }
 
-    /// A stand-by has the publications up to this one.
-    pub(crate) fn confirm(&self, number: u64, until: EventId) {
+    /// A stand-by has the publications up to this one. `None`: it no longer keeps a copy.
+    pub(crate) fn confirm(&self, number: u64, until: Option<EventId>) {
         let mut state = self.lock();
-        let sequence = state.lineage.sequence_of(until, state.epoch);
-        if let (Some(member), Some(sequence)) = (state.members.get_mut(&number), sequence) {
-            member.confirmed = member.confirmed.map(|before| before.max(sequence));
-            self.report_copies(&state);
-        }
+        let sequence = until.map(|until| state.lineage.sequence_of(until, state.epoch));
+        let Some(member) = state.members.get_mut(&number) else { return };
+        member.confirmed = match sequence {
+            None => None,
+            Some(sequence) => member.confirmed.map(|before| before.max(sequence.unwrap_or_default())),
+        };
+        self.report_copies(&state);
     }
 
     /// What stand-bys have, and its changes.
@@ -310,20 +318,32 @@ impl Channel {
     pub(crate) fn end_stand_bys(&self, sequence: u64) -> u64 {
         let state = self.lock();
         let is_behind = |member: &&Member| member.confirmed.is_some_and(|confirmed| confirmed < sequence);
-        let behind = state.members.values().filter(is_behind);
-        behind.inspect(|member| member.queue.end(End::Stalled)).count() as u64
+        let behind: Vec<&Member> = state.members.values().filter(is_behind).collect();
+        behind.iter().for_each(|member| member.queue.end(End::Stalled));
+        behind.len() as u64
     }
 
     /// Numbers the publications from now on, after those that the channel has. `is_complete`: nothing is missing that
-    /// another root has published.
-    pub(crate) fn lead(&self, epoch: u64, is_complete: bool, now: Duration) {
+    /// another root has published. Returns false if it has been handed over meanwhile: `hand_overs` is their number before.
+    pub(crate) fn lead(&self, epoch: u64, is_complete: bool, hand_overs: u64, now: Duration) -> bool {
         let mut state = self.lock();
-        if !std::mem::take(&mut state.is_fed) {
-            return;
+        if state.hand_overs != hand_overs {
+            return false;
         }
-        // Always another epoch: the earlier root may still publish in its own.
-        let until = EventId { epoch, sequence: state.latest };
-        self.enter_epoch(&mut state, until, is_complete.then_some(0), now);
+        if std::mem::take(&mut state.is_fed) {
+            // Always another epoch: the earlier root may still publish in its own. What this relay has stays of use, even if
+            // something is missing after it.
+            let ended = state.latest_id();
+            state.lineage.end_at(ended, is_complete);
+            state.epoch = epoch;
+            self.tell(&mut state, EventId { epoch, ..ended }, is_complete.then_some(0), false, now);
+        }
+        true
+    }
+
+    /// The times that another relay has become the root by asking this one.
+    pub(crate) fn hand_overs(&self) -> u64 {
+        self.lock().hand_overs
     }
 
     /// Ends the subscriptions of other relays, so that they subscribe at the new root.
@@ -336,6 +356,7 @@ impl Channel {
     pub(crate) fn hand_over(&self, after: EventId) -> HandOver {
         let mut state = self.lock();
         state.is_fed = true;
+        state.hand_overs += 1;
         let (missed, mut lacking) = (state.missed(after), Vec::new());
         let start = if missed == Some(0) { after } else { state.before_history() };
         if missed != Some(0) {
@@ -379,7 +400,7 @@ impl Channel {
         }
         if missed == Some(0) && !is_same_epoch {
             state.forget_after(until.sequence);
-            state.lineage.end_at(EventId { sequence: until.sequence, epoch: state.epoch });
+            state.lineage.end_at(EventId { sequence: until.sequence, epoch: state.epoch }, true);
         } else {
             // A history has no holes.
             state.history.clear();
@@ -389,6 +410,11 @@ impl Channel {
             }
         }
         (state.epoch, state.latest) = (until.epoch, until.sequence);
+        self.tell(state, until, missed, is_same_epoch, now);
+    }
+
+    /// Tells the subscribers what they miss up to the position of the channel.
+    fn tell(&self, state: &mut ChannelState, until: EventId, missed: Option<u64>, is_same_epoch: bool, now: Duration) {
         for member in state.members.values_mut() {
             if let Some(missed) = member.misses(missed, until, is_same_epoch) {
                 member.queue.push(Delivery::Gap { channel: self.name.clone(), missed, until }, now);

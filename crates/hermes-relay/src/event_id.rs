@@ -11,7 +11,7 @@ use std::str::FromStr;
 pub struct EventId {
     /// A random number of the channel's life at its relay.
     pub epoch: u64,
-    /// 1 for the first publication of the epoch.
+    /// 1 for the first publication of the channel. A new root counts on, in an epoch of its own.
     pub sequence: u64,
 }
 

@@ -103,9 +103,14 @@ impl Feed {
 
     /// Numbers the publications from now on: this relay is the root. It counts on from [`Self::position`], in a new epoch.
     /// `is_complete`: nothing is missing that another root has published. Otherwise subscribers learn that they may miss
-    /// something.
-    pub fn lead(&self, epoch: u64, is_complete: bool, now: Duration) {
-        self.channel.lead(epoch, is_complete, now);
+    /// something. Returns false, and does nothing, if another relay has become the root since `hand_overs` were counted.
+    pub fn lead(&self, epoch: u64, is_complete: bool, hand_overs: u64, now: Duration) -> bool {
+        self.channel.lead(epoch, is_complete, hand_overs, now)
+    }
+
+    /// The times that another relay has become the root by asking this one.
+    pub fn hand_overs(&self) -> u64 {
+        self.channel.hand_overs()
     }
 
     /// Lets another relay number the publications again.

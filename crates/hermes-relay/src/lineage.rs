@@ -2,7 +2,7 @@
 //!
 //! In: the epochs, each with the position at which the next one goes on. Out: a position of an earlier epoch as one of the
 //! current epoch. The new root counts on from the position of the earlier one, and takes an epoch of its own, so that no
-//! identifier stands for two publications if both are alive. Never: an epoch whose publications the channel may lack.
+//! identifier stands for two publications if both are alive. Never: an epoch of another line of roots.
 
 use std::collections::VecDeque;
 
@@ -11,44 +11,56 @@ use crate::EventId;
 /// The earlier epochs that are known.
 const MAX_EPOCHS: usize = 8;
 
+/// The end of an epoch.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    position: EventId,
+    /// Nothing is missing between it and the next epoch.
+    is_complete: bool,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct Lineage(VecDeque<EventId>);
+pub(crate) struct Lineage(VecDeque<End>);
 
 impl Lineage {
     /// The epoch of this position ends there; another one goes on.
-    pub(crate) fn end_at(&mut self, position: EventId) {
+    pub(crate) fn end_at(&mut self, position: EventId, is_complete: bool) {
         if self.0.len() == MAX_EPOCHS {
             self.0.pop_front();
         }
-        self.0.push_back(position);
+        self.0.push_back(End { position, is_complete });
     }
 
-    /// The positions at which later epochs go on, for a relay that knows the epoch of a position.
-    pub(crate) fn changes_after(&self, position: EventId, latest: EventId) -> Vec<EventId> {
-        if position.epoch == latest.epoch {
-            return Vec::new();
-        }
-        let ends = || self.0.iter().skip_while(|end| end.epoch != position.epoch);
-        let epochs = ends().skip(1).map(|end| end.epoch).chain([latest.epoch]);
-        ends().zip(epochs).map(|(end, epoch)| EventId { epoch, sequence: end.sequence }).collect()
-    }
-
-    /// The ends of the epochs before the current one, oldest first.
+    /// The ends of the epochs before the current one, oldest first, as far back as nothing is missing.
     pub(crate) fn ends(&self) -> impl Iterator<Item = EventId> {
-        self.0.iter().copied()
+        let from = self.0.iter().rposition(|end| !end.is_complete).map_or(0, |hole| hole + 1);
+        self.0.iter().skip(from).map(|end| end.position)
     }
 
     /// Learns the epochs before the current one, from a relay that knows them.
     pub(crate) fn learn(&mut self, ends: &[EventId], epoch: u64) {
         if let Some(current) = ends.iter().position(|end| end.epoch == epoch) {
-            self.0 = ends[..current].iter().copied().collect();
+            let complete = |position: &EventId| End { position: *position, is_complete: true };
+            self.0 = ends[..current].iter().map(complete).collect();
         }
+    }
+
+    /// The positions at which later epochs go on, for a subscriber that knows the epoch of a position; and whether nothing is
+    /// missing there.
+    pub(crate) fn changes_after(&self, position: EventId, latest: EventId) -> Vec<(EventId, bool)> {
+        if position.epoch == latest.epoch {
+            return Vec::new();
+        }
+        let ends = || self.0.iter().skip_while(|end| end.position.epoch != position.epoch);
+        let epochs = ends().skip(1).map(|end| end.position.epoch).chain([latest.epoch]);
+        let change = |(end, epoch): (&End, u64)| (EventId { epoch, ..end.position }, end.is_complete);
+        ends().zip(epochs).map(change).collect()
     }
 
     /// An epoch before all others ends at this position.
     pub(crate) fn begin_at(&mut self, position: EventId) {
-        if self.0.len() < MAX_EPOCHS && self.0.iter().all(|end| end.epoch != position.epoch) {
-            self.0.push_front(position);
+        if self.0.len() < MAX_EPOCHS && self.0.iter().all(|end| end.position.epoch != position.epoch) {
+            self.0.push_front(End { position, is_complete: true });
         }
     }
 
@@ -58,9 +70,9 @@ impl Lineage {
         if position.epoch == epoch {
             return Some(position.sequence);
         }
-        // What an earlier root published after that, nobody has confirmed to its publisher.
-        let end = self.0.iter().rev().find(|end| end.epoch == position.epoch)?;
-        Some(position.sequence.min(end.sequence))
+        // An earlier root may have published more than the next one has got.
+        let end = self.0.iter().rev().find(|end| end.position.epoch == position.epoch)?;
+        Some(position.sequence.min(end.position.sequence))
     }
 
     /// Forgets all epochs, since the current one does not continue them.

@@ -181,8 +181,8 @@ impl Relay {
         Ok(())
     }
 
-    /// A stand-by has the publications of a channel up to this one.
-    pub fn confirm(&self, id: SubscriptionId, until: EventId) {
+    /// A relaying node has the publications of a channel up to this one. `None`: it keeps no copy.
+    pub fn confirm(&self, id: SubscriptionId, until: Option<EventId>) {
         let table = self.lock();
         let Some(Registration { memberships, .. }) = table.subscriptions.get(&id) else { return };
         memberships.iter().for_each(|membership| membership.channel.confirm(membership.joined.number, until));

@@ -173,7 +173,7 @@ impl World {
         let (root, number) = (self.root(), self.number());
         let peer = self.peers[root].as_mut().unwrap();
         (peer.between, peer.copy_from) = (None, None);
-        peer.feed.lead(number, true, NOW);
+        assert!(peer.feed.lead(number, true, peer.feed.hand_overs(), NOW));
     }
 
     fn others_follow(&mut self) {
@@ -221,7 +221,7 @@ impl World {
             }
         }
         if peer.copy_from.is_some() {
-            self.peer(root).relay.confirm(*id, peer.feed.position());
+            self.peer(root).relay.confirm(*id, Some(peer.feed.position()));
         }
         self.confirm();
     }
