@@ -63,7 +63,7 @@ const OF_PEERS: [HeaderName; 6] = [SUBSCRIBERS_BEHIND, STAND_BY, CONFIRMED, PEER
 /// Prefix of the overlay's own fields.
 const OVERLAY: &str = "hermes-";
 
-/// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing.
+/// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing about the client.
 const OF_RELAYS: [HeaderName; 18] = [
     HeaderName::from_static("hermes-channel"),
     HeaderName::from_static("hermes-channels"),

@@ -1,18 +1,20 @@
-//! The roots of channels, as the home of each channel knows them.
+//! The roots of channels, as far as this node knows them.
 //!
-//! In: roots that this node assigns, and roots that register themselves by asking for a copy. Out: the root of a channel, for
-//! as long as its lease lasts. It is soft state: a root renews its lease, and registers anew at another home. Never: two roots of
-//! one channel.
+//! In: roots that this node assigns as the home of a channel, roots that register themselves by asking for a copy, and answers
+//! of other homes. Out: the root of a channel, for as long as its lease lasts. It is soft state: a root renews its lease, and
+//! registers anew at another home. Never: more than a bounded number of channels.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The lease of a root that has been assigned, and has not registered yet.
+/// The lease of a root that has been assigned, and has not registered yet; and the time for which an answer of another home
+/// counts.
 const ASSIGNED: Duration = Duration::from_secs(10);
+/// The time in which the root of a channel moves once.
+const MOVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Channels whose roots are known at once.
 const MAX_CHANNELS: usize = 100_000;
 
@@ -31,76 +33,99 @@ struct Lease {
     until: Instant,
     /// The root has registered.
     is_registered: bool,
+    moved: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct Leases {
+    by_channel: HashMap<Arc<str>, Lease>,
+    /// The time of the latest search for outdated ones.
+    swept: Option<Instant>,
+}
+
+/// The reason why a root is not registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NotRegistered {
+    /// Another node is the root.
+    Root(Arc<str>),
+    /// There is no room.
+    Full,
 }
 
 /// The roots of the channels of a route.
 #[derive(Debug, Default)]
-pub(crate) struct Directory {
-    leases: Mutex<HashMap<Arc<str>, Lease>>,
-    registered: Notify,
-}
+pub(crate) struct Directory(Mutex<Leases>);
 
 impl Directory {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Lease>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Leases> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The root of a channel.
     pub(crate) fn root(&self, channel: &str) -> Option<Root> {
-        let leases = self.lock();
-        leases.get(channel).filter(|lease| lease.until > Instant::now()).map(|lease| lease.root.clone())
+        self.lock().live(channel).map(|lease| lease.root.clone())
     }
 
-    /// Assigns a root to a channel. Returns false if there is no room.
+    /// Assigns a root to a channel without one. Returns false if there is no room.
     pub(crate) fn assign(&self, channel: &Arc<str>, root: Root) -> bool {
-        self.insert(channel, Lease { root, until: Instant::now() + ASSIGNED, is_registered: false })
+        let mut leases = self.lock();
+        let lease = Lease { root, until: Instant::now() + ASSIGNED, is_registered: false, moved: None };
+        leases.live(channel).is_some() || leases.insert(channel, lease)
+    }
+
+    /// Moves the root of a channel. Returns false if it has just moved, or there is no room.
+    pub(crate) fn move_to(&self, channel: &Arc<str>, root: Root) -> bool {
+        let (mut leases, now) = (self.lock(), Instant::now());
+        let moved = leases.live(channel).and_then(|lease| lease.moved);
+        if moved.is_some_and(|moved| now < moved + MOVE_INTERVAL) {
+            return false;
+        }
+        leases.insert(channel, Lease { root, until: now + ASSIGNED, is_registered: false, moved: Some(now) })
     }
 
     /// The root of a channel registers itself for some time.
     ///
     /// # Errors
-    /// Another node has registered itself, whose name is the error.
-    pub(crate) fn register(&self, channel: &Arc<str>, node: &Arc<str>, time: Duration) -> Result<(), Arc<str>> {
-        let now = Instant::now();
-        let other = self.lock().get(channel).and_then(|lease| {
-            let is_live = lease.until > now && (lease.is_registered || lease.root.before.is_some());
-            (is_live && lease.root.node != *node).then(|| lease.root.node.clone())
-        });
-        if let Some(other) = other {
-            return Err(other);
+    /// Another node is the root, or there is no room.
+    pub(crate) fn register(&self, channel: &Arc<str>, node: &Arc<str>, time: Duration) -> Result<(), NotRegistered> {
+        let mut leases = self.lock();
+        let lease = leases.live(channel);
+        let moved = lease.and_then(|lease| lease.moved);
+        // One that has been assigned gives way to one that is the root already. A move stands.
+        let is_firm = |lease: &&Lease| lease.is_registered || lease.root.before.is_some();
+        if let Some(other) = lease.filter(is_firm).filter(|lease| lease.root.node != *node) {
+            return Err(NotRegistered::Root(other.root.node.clone()));
         }
         let root = Root { node: node.clone(), before: None };
-        self.insert(channel, Lease { root, until: now + time, is_registered: true });
-        self.registered.notify_waiters();
-        Ok(())
-    }
-
-    fn insert(&self, channel: &Arc<str>, lease: Lease) -> bool {
-        let mut leases = self.lock();
-        if leases.len() >= MAX_CHANNELS && !leases.contains_key(channel) {
-            let now = Instant::now();
-            leases.retain(|_, lease| lease.until > now);
-        }
-        let has_room = leases.len() < MAX_CHANNELS || leases.contains_key(channel);
-        if has_room {
-            leases.insert(channel.clone(), lease);
-        }
-        has_room
+        let lease = Lease { root, until: Instant::now() + time, is_registered: true, moved };
+        if leases.insert(channel, lease) { Ok(()) } else { Err(NotRegistered::Full) }
     }
 
     /// Forgets the root of a channel.
     pub(crate) fn forget(&self, channel: &str) {
-        self.lock().remove(channel);
+        self.lock().by_channel.remove(channel);
+    }
+}
+
+impl Leases {
+    fn live(&self, channel: &str) -> Option<&Lease> {
+        self.by_channel.get(channel).filter(|lease| lease.until > Instant::now())
     }
 
-    /// Waits until the root of a channel registers itself, at most until a time.
-    pub(crate) async fn registers(&self, channel: &str, until: Instant) {
-        loop {
-            let registered = self.registered.notified();
-            if self.root(channel).is_some() || tokio::time::timeout_at(until, registered).await.is_err() {
-                return;
-            }
+    fn insert(&mut self, channel: &Arc<str>, lease: Lease) -> bool {
+        let now = Instant::now();
+        let is_full =
+            |leases: &Self| leases.by_channel.len() >= MAX_CHANNELS && !leases.by_channel.contains_key(channel);
+        // The search costs as much as the table is large.
+        if is_full(self) && self.swept.is_none_or(|swept| now > swept + ASSIGNED) {
+            self.swept = Some(now);
+            self.by_channel.retain(|_, lease| lease.until > now);
         }
+        let has_room = !is_full(self);
+        if has_room {
+            self.by_channel.insert(channel.clone(), lease);
+        }
+        has_room
     }
 }
 
@@ -111,33 +136,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_root_keeps_its_channel_while_it_registers() {
-        let directory = Directory::default();
+        let (directory, time) = (Directory::default(), Duration::from_secs(60));
         let [channel, one, two] = ["host/a", "one", "two"].map(Arc::<str>::from);
         let root = |node: &Arc<str>| Root { node: node.clone(), before: None };
         assert!(directory.assign(&channel, root(&one)));
         assert_eq!(directory.root(&channel), Some(root(&one)));
         // One that has been assigned gives way to one that is the root already.
-        assert_eq!(directory.register(&channel, &two, 60 * Duration::from_secs(1)), Ok(()));
-        assert_eq!(directory.register(&channel, &one, Duration::from_secs(60)), Err(two.clone()));
+        assert_eq!(directory.register(&channel, &two, time), Ok(()));
+        assert_eq!(directory.register(&channel, &one, time), Err(NotRegistered::Root(two.clone())));
+        assert!(directory.assign(&channel, root(&one)));
+        assert_eq!(directory.root(&channel), Some(root(&two)), "it has one");
         tokio::time::advance(Duration::from_secs(61)).await;
         assert_eq!(directory.root(&channel), None);
-        assert_eq!(directory.register(&channel, &one, Duration::from_secs(60)), Ok(()));
+        assert_eq!(directory.register(&channel, &one, time), Ok(()));
         // A move stands until the new root registers.
-        assert!(directory.assign(&channel, Root { node: two.clone(), before: Some(one.clone()) }));
-        assert_eq!(directory.register(&channel, &one, Duration::from_secs(60)), Err(two.clone()));
-        assert_eq!(directory.register(&channel, &two, Duration::from_secs(60)), Ok(()));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lookup_waits_for_a_root_that_registers() {
-        let directory = Directory::default();
-        let [channel, one] = ["host/a", "one"].map(Arc::<str>::from);
-        let until = Instant::now() + Duration::from_secs(2);
-        directory.registers(&channel, until).await;
-        assert_eq!(Instant::now(), until);
-        let ((), registered) = tokio::join!(directory.registers(&channel, until + Duration::from_secs(2)), async {
-            directory.register(&channel, &one, Duration::from_secs(60))
-        });
-        assert_eq!((registered, Instant::now()), (Ok(()), until));
+        assert!(directory.move_to(&channel, Root { node: two.clone(), before: Some(one.clone()) }));
+        assert_eq!(directory.register(&channel, &one, time), Err(NotRegistered::Root(two.clone())));
+        assert_eq!(directory.register(&channel, &two, time), Ok(()));
+        assert!(!directory.move_to(&channel, root(&one)), "it has just moved");
+        tokio::time::advance(MOVE_INTERVAL).await;
+        assert!(directory.move_to(&channel, root(&one)));
     }
 }

@@ -12,13 +12,21 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 /// The time for which a relay that could not be reached is passed over.
-const AWAY: Duration = Duration::from_secs(5);
+const AWAY: Duration = Duration::from_secs(2);
 
 /// A subscription that the next relay refuses.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
     pub(crate) reason: Arc<str>,
+    /// The relay could not be reached.
+    pub(crate) is_unreachable: bool,
+}
+
+impl Refused {
+    pub(crate) fn new(status: StatusCode, reason: impl Into<Arc<str>>) -> Self {
+        Self { status, reason: reason.into(), is_unreachable: false }
+    }
 }
 
 /// The progress of a feed.
@@ -39,17 +47,24 @@ pub(crate) enum Progress {
 pub(crate) struct Duties {
     /// It keeps a copy of the channel until then, with or without subscribers.
     stands_by_until: watch::Sender<Instant>,
-    /// Another relay is the root, and asks for a copy.
-    yielded: Notify,
+    /// The upstream of the relay that has asked for a copy last. It is the root.
+    copy_for: Mutex<Option<Arc<str>>>,
+    copy_asked: Notify,
     /// The home of the channel has another root for it.
     moved: Notify,
 }
 
 impl Duties {
-    /// Another relay is the root now. This one keeps a copy for some time.
-    pub(crate) fn stand_by(&self, time: Duration) {
+    /// The relay of an upstream is the root now. This one keeps a copy for some time.
+    pub(crate) fn stand_by(&self, time: Duration, root: Option<Arc<str>>) {
         self.stands_by_until.send_replace(Instant::now() + time);
-        self.yielded.notify_one();
+        *self.copy_for.lock().unwrap_or_else(PoisonError::into_inner) = root;
+        self.copy_asked.notify_one();
+    }
+
+    /// Whether the relay of an upstream has asked for a copy last.
+    pub(crate) fn keeps_for(&self, upstream: &Arc<str>) -> bool {
+        self.copy_for.lock().unwrap_or_else(PoisonError::into_inner).as_ref() == Some(upstream)
     }
 
     /// The root may be another one.
@@ -74,7 +89,7 @@ impl Duties {
 
     /// Waits until a relay asks for a copy.
     pub(crate) async fn asked(&self) {
-        self.yielded.notified().await;
+        self.copy_asked.notified().await;
     }
 }
 
@@ -113,7 +128,12 @@ impl Feeds {
         }
         let (sender, progress) = watch::channel(Progress::Connecting);
         let stands_by_until = watch::Sender::new(Instant::now());
-        let duties = Arc::new(Duties { stands_by_until, yielded: Notify::new(), moved: Notify::new() });
+        let duties = Arc::new(Duties {
+            stands_by_until,
+            copy_for: Mutex::default(),
+            copy_asked: Notify::new(),
+            moved: Notify::new(),
+        });
         begin(sender, duties.clone())?;
         feeds.insert(channel.clone(), FeedEntry { progress: progress.clone(), duties: duties.clone() });
         Ok(FeedHandle { progress, duties, is_own: true })

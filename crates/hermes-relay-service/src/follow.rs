@@ -20,9 +20,12 @@ use crate::upstream::{FeedEnd, FeedTask, LINGER, TIMEOUT_AT_NEXT, asked};
 
 /// The heartbeats of the next relay that may be missing before the subscription counts as broken.
 const MISSING_HEARTBEATS: u32 = 4;
-/// The time for which a copy counts as complete after the connection to the root has broken. Later, the root may have
-/// confirmed publications without it.
-const COMPLETE_FOR: Duration = Duration::from_secs(5);
+/// The time for which a copy counts as complete after the connection to the root has broken. The root confirms nothing
+/// without it for a longer time (`publish::GRACE`).
+const COMPLETE_FOR: Duration = Duration::from_secs(2);
+
+/// The pause before a confirmation that failed is sent again.
+const CONFIRM_AGAIN: Duration = Duration::from_millis(200);
 
 impl FeedTask {
     /// Passes publications on until the subscription ends.
@@ -82,7 +85,9 @@ impl FeedTask {
                     let Some(pause) = pause_after(&refreshed, timeout) else {
                         return FeedEnd::Broken("the next relay forgot the subscription".to_owned());
                     };
-                    refresh_at = Instant::now() + pause;
+                    // What was to be confirmed is not.
+                    let is_lost = keeps_copy && !refreshed.is_ok_and(|response| response.status().is_success());
+                    refresh_at = Instant::now() + if is_lost { CONFIRM_AGAIN } else { pause };
                 }
                 () = tokio::time::sleep_until(refresh_at), if refreshing.is_none() => {
                     refreshing = Some(next.refresh(standing(), id.clone()));
@@ -103,7 +108,11 @@ impl FeedTask {
                 }
                 // The relays move, or this one is to keep a copy.
                 _ = tree.changed() => return FeedEnd::Moved,
-                () = self.duties.asked(), if !keeps_copy => return FeedEnd::Moved,
+                () = self.duties.asked() => {
+                    if !keeps_copy || !self.duties.keeps_for(next.upstream()) {
+                        return FeedEnd::Moved;
+                    }
+                }
                 () = self.duties.moved() => return FeedEnd::Moved,
                 () = tokio::time::sleep_until(silent_at), if !has_pending => {
                     return FeedEnd::Broken("the next relay is silent".to_owned());

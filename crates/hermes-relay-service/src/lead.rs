@@ -1,7 +1,7 @@
 //! The root of a channel among peers: takes over what another root has published, and has a peer keep a copy.
 //!
 //! In: the peers after this node, best first. Out: what the first one that can be reached has of the channel; from then on,
-//! that peer keeps a copy, and is the next root. Never: a publication at a node that was asked to hand over.
+//! that peer keeps a copy, and is the next root. Never: the lead after another peer has taken over.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,17 +18,21 @@ use crate::feeder::Feeder;
 use crate::feeds::{Progress, Refused};
 use crate::next_channel::{ChannelRequests, HandedOver, NextDelivery, StandBy};
 use crate::siblings::Siblings;
-use crate::upstream::{FeedEnd, FeedTask, LINGER, asked};
+use crate::upstream::{Better, FeedEnd, FeedTask, LINGER, asked};
 
 /// The time for which a peer keeps a copy without being asked again, and the time after which it is asked again.
 const STAND_BY: Duration = Duration::from_secs(60);
 const STAND_BY_INTERVAL: Duration = Duration::from_secs(20);
+/// The attempts to take over from a peer.
+const ATTEMPTS: usize = 2;
 /// The pause before another peer is asked for a copy.
 const COPY_PAUSE: Duration = Duration::from_millis(200);
 /// The time after which a root looks again for the peers before it, which could not be reached.
-const RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The time after which a peer is asked again that could not be reached.
-const RETURN_INTERVAL: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// The time after which the first of the peers after it is asked again, if another one keeps the copy.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The time for which a peer may be silent while it hands over.
+const MAX_SILENCE: Duration = Duration::from_secs(10);
 
 impl FeedTask {
     /// Another peer is the root already.
@@ -36,6 +40,7 @@ impl FeedTask {
         let known = Root { node: root.clone(), before: None };
         // Counts if this node is the home of the channel.
         self.siblings.of_route.directory.assign(&self.channel, known);
+        self.feeder.feed.follow();
         FeedEnd::Broken(format!("{root} is the root of the channel"))
     }
 
@@ -45,6 +50,7 @@ impl FeedTask {
         let feeder = &self.feeder;
         let lead = Lead { siblings: &self.siblings, below: &ranking.below, requests: &self.requests, feeder };
         if !feeder.feed.leads() {
+            let hand_overs = feeder.feed.hand_overs();
             let is_new = !self.has_followed && !self.has_led;
             let found = lead.take_over(before, is_new).await;
             if let Found::Root(root) = &found {
@@ -54,7 +60,12 @@ impl FeedTask {
             // It has all whose publishers have a response if it has kept a copy.
             let has_copy = self.complete_until.take().is_some_and(|until| Instant::now() < until);
             let has_all = has_copy && feeder.feed.is_reliable();
-            feeder.feed.lead(rand::random(), found == Found::All || has_all, clock.now());
+            if matches!(found, Found::All | Found::Nothing) {
+                feeder.feed.expect_copy(clock.now());
+            }
+            if !feeder.feed.lead(rand::random(), found == Found::All || has_all, hand_overs, clock.now()) {
+                return FeedEnd::Moved;
+            }
         }
         self.progress.send_replace(Progress::Leading);
         let _counted = CountedRoot::new(&self.siblings.worker.shared);
@@ -65,7 +76,10 @@ impl FeedTask {
         let mut copies = CopyWatch { copies: self.siblings.of_route.relay.copies(&self.channel), before: 0 };
         // The home of a channel has to know that its root is there.
         let registers = feeder.feed.keeps_history() || self.siblings.choice() == Some(RootChoice::First);
-        let return_at = Instant::now() + RETRY_INTERVAL;
+        // With `root: first`, the home of the channel decides, and not the order alone.
+        let looks = !ranking.above.is_empty() && self.siblings.choice() == Some(RootChoice::Hash);
+        let mut look_at = Instant::now() + LOOK_AGAIN;
+        let mut looking: Option<Pin<Box<dyn Future<Output = Result<Better, Option<Refused>>> + '_>>> = None;
         let mut audience = self.audience.clone();
         let end = loop {
             let is_unused = self.is_unused();
@@ -76,7 +90,16 @@ impl FeedTask {
                 () = self.duties.asked() => break FeedEnd::Moved,
                 () = self.duties.moved() => break FeedEnd::Moved,
                 _ = tree.changed() => break FeedEnd::Moved,
-                () = tokio::time::sleep_until(return_at), if !ranking.above.is_empty() => break FeedEnd::Moved,
+                () = tokio::time::sleep_until(look_at), if looking.is_none() && looks => {
+                    looking = Some(Box::pin(self.find(&ranking.above, true)));
+                }
+                found = asked(&mut looking), if looking.is_some() => {
+                    looking = None;
+                    look_at = Instant::now() + LOOK_AGAIN;
+                    if let Ok(better) = found {
+                        break FeedEnd::Found(Box::new(better));
+                    }
+                }
                 () = tokio::time::sleep_until(keep_at), if keeping.is_none() && registers => {
                     keeping = Some(Box::pin(lead.keep_copy()));
                 }
@@ -95,14 +118,15 @@ impl FeedTask {
                 // Another peer has to keep the copy, and may be the home of the channel now.
                 () = copies.lost() => keep_at = keep_at.min(Instant::now() + COPY_PAUSE),
                 () = tokio::time::sleep_until(idle_at), if is_unused => {
-                    if feeder.feed.is_idle(clock.now()) && self.retire() {
+                    // Without room for other channels, an unused one goes with its history.
+                    if (feeder.feed.is_idle(clock.now()) || feeder.feed.is_crowded()) && self.retire() {
                         break FeedEnd::Idle;
                     }
                     idle_at = Instant::now() + LINGER;
                 }
             }
         };
-        drop(keeping);
+        drop((keeping, looking));
         self.has_led = true;
         self.idle_at = idle_at;
         end
@@ -143,18 +167,41 @@ impl Lead<'_> {
             None => Found::Nobody,
         };
         match from_before {
-            Found::Nobody => self.take_from(self.below, None, is_new).await,
+            Found::Nobody => match self.take_from(self.below, None, is_new).await {
+                found @ (Found::Nobody | Found::Nothing) if is_new => self.take_from_root(found).await,
+                found => found,
+            },
             found => found,
         }
     }
 
-    async fn take_from(&self, peers: &[Arc<str>], before: Option<&Arc<str>>, is_new: bool) -> Found {
-        match self.ask(peers, before).await {
-            Some((_, StandBy::HandsOver(handed_over))) => import(handed_over, self.feeder, is_new).await,
-            Some((_, StandBy::KnowsNothing)) => Found::Nothing,
-            Some((_, StandBy::Root(root))) => Found::Root(root),
-            None => Found::Nobody,
+    /// Finds a peer that is the root already, if this node has begun a moment ago.
+    async fn take_from_root(&self, found: Found) -> Found {
+        if !self.siblings.is_new() {
+            return found;
         }
+        let root = self.siblings.root_elsewhere(self.requests).await;
+        match root.and_then(|root| self.siblings.upstream_of(&root)) {
+            Some(upstream) => self.take_from(std::slice::from_ref(&upstream), None, true).await,
+            None => found,
+        }
+    }
+
+    async fn take_from(&self, peers: &[Arc<str>], before: Option<&Arc<str>>, is_new: bool) -> Found {
+        let mut found = Found::Nobody;
+        for _ in 0..ATTEMPTS {
+            found = match self.ask(peers, before).await {
+                // It has handed over already, so it is asked again if it broke off.
+                Some((_, StandBy::HandsOver(handed_over))) => import(handed_over, self.feeder, is_new).await,
+                Some((_, StandBy::KnowsNothing)) => return Found::Nothing,
+                Some((_, StandBy::Root(root))) => return Found::Root(root),
+                None => return Found::Nobody,
+            };
+            if found != Found::Nobody {
+                break;
+            }
+        }
+        found
     }
 
     /// Has the first peer that can be reached keep a copy, or keep it for longer. What it has, it has from this node.
@@ -163,7 +210,7 @@ impl Lead<'_> {
             Some((_, StandBy::Root(root))) => Kept::Root(root),
             // It is the home of the channel, too.
             Some((0, _)) => Kept::Until(Instant::now() + STAND_BY_INTERVAL),
-            Some(_) | None => Kept::Until(Instant::now() + RETURN_INTERVAL),
+            Some(_) | None => Kept::Until(Instant::now() + ASK_AGAIN),
         }
     }
 
@@ -177,8 +224,10 @@ impl Lead<'_> {
             let (asked, position) = (self.requests.at(upstream), self.feeder.feed.position());
             match asked.stand_by(STAND_BY, position, before, &of_route.relay, self.siblings.max_bytes).await {
                 Ok(answer) => return Some((index, answer)),
-                Err(Refused { reason, .. }) => {
-                    of_route.feeds.set_away(upstream);
+                Err(Refused { reason, is_unreachable, .. }) => {
+                    if is_unreachable {
+                        of_route.feeds.set_away(upstream);
+                    }
                     tracing::debug!(upstream = &**upstream, %reason, "a peer keeps no copy of a channel");
                 }
             }
@@ -197,7 +246,9 @@ enum Kept {
 
 async fn import(HandedOver { mut deliveries, epochs }: HandedOver, feeder: &Feeder, is_new: bool) -> Found {
     loop {
-        match std::future::poll_fn(|cx| deliveries.poll_next(cx)).await {
+        let next = std::future::poll_fn(|cx| deliveries.poll_next(cx));
+        let Ok(next) = tokio::time::timeout(MAX_SILENCE, next).await else { return Found::Nobody };
+        match next {
             Ok(NextDelivery::Gap { missed, .. }) if !is_new && missed != Some(0) => return Found::Nothing,
             Ok(delivery) => {
                 let publication = feeder.take(delivery);

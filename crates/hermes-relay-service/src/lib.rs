@@ -59,7 +59,7 @@ pub struct RelayRequest<'a> {
     pub worker: &'a Rc<WorkerContext>,
     /// The relays of the node.
     pub relays: &'a Relays,
-    /// The way to the other relays of the route, if it has any.
+    /// The way to the other relays of the route.
     pub next: Rc<dyn NextRelay>,
     /// Its session.
     pub entry: &'a Rc<SessionEntry>,
@@ -78,11 +78,6 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
     let page = Page::of(facts, &request.settings.origins)?;
     if let Some(response) = origin::preflight(facts, &page) {
         return Ok(response);
-    }
-    let is_peer = facts.trust.is_proxy() && facts.headers.contains_key(LOCATE);
-    if !is_peer && let Some(mut refused) = moves::serve_client(request).await? {
-        page.admit(refused.headers_mut());
-        return Ok(refused);
     }
     let mut response = match facts.method {
         Method::GET if facts.headers.contains_key(STAND_BY) => stand_by::serve(request)?,
@@ -153,7 +148,7 @@ pub async fn serve_websocket(request: &RelayRequest<'_>) -> Result<SocketOutcome
     }
     Ok(match subscribe::begin(request).await? {
         Ok(begun) => SocketOutcome::Tunnel(websocket::stream(request, begun)),
-        Err(error) => SocketOutcome::Refused(subscribe::not_begun(request, &error)),
+        Err(error) => SocketOutcome::Refused(subscribe::not_begun(request, error)),
     })
 }
 

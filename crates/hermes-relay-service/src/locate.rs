@@ -5,18 +5,12 @@
 //! that client is, or itself. Never: a root that is no peer.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use hermes_model::snapshot::RootChoice;
-use tokio::time::Instant;
 
 use crate::directory::Root;
-use crate::feeds::Progress;
 use crate::next_channel::ChannelRequests;
 use crate::siblings::Siblings;
-
-/// The time after which a home that has begun, or stands in for another one, assigns roots: until then, roots register.
-const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 /// A peer that asks for the root of a channel.
 pub(crate) struct Question<'q> {
@@ -41,33 +35,40 @@ pub(crate) async fn root(
     for upstream in ranking.above.iter().filter(|upstream| !feeds.is_away(upstream)) {
         match requests.at(upstream).locate(wish, None).await {
             Ok(root) => return Some(root),
-            Err(_) => feeds.set_away(upstream),
+            Err(refused) if refused.is_unreachable => feeds.set_away(upstream),
+            // The next one stands in for it.
+            Err(_) => {}
         }
     }
     let peer = siblings.own_name();
-    if ranking.may_lead { Some(assigned(siblings, channel, Question { peer, wish }).await) } else { None }
+    if ranking.may_lead { Some(assigned(siblings, requests, channel, Question { peer, wish }).await) } else { None }
 }
 
 /// The root of a channel whose home this node is.
-pub(crate) async fn assigned(siblings: &Siblings, channel: &Arc<str>, question: Question<'_>) -> Root {
+pub(crate) async fn assigned(
+    siblings: &Siblings,
+    requests: &ChannelRequests,
+    channel: &Arc<str>,
+    question: Question<'_>,
+) -> Root {
     let directory = &siblings.of_route.directory;
     let own = siblings.node();
-    let known = || {
-        let leads = matches!(siblings.of_route.feeds.progress(channel), Some(Progress::Leading));
-        let here = || leads.then(|| Root { node: own.clone(), before: None });
-        directory.root(channel).or_else(here)
-    };
-    if known().is_none() {
-        let is_stand_in = !siblings.ranking(channel, None).above.is_empty();
-        let age = if is_stand_in { Duration::ZERO } else { siblings.clock.now() };
-        directory.registers(channel, Instant::now() + SETTLED_AFTER.saturating_sub(age)).await;
-    }
+    let of = |node: Arc<str>| Root { node, before: None };
+    let known = || directory.root(channel).or_else(|| siblings.leads(channel).then(|| of(own.clone())));
     if let Some(root) = known() {
         return root;
     }
+    let is_stand_in = !siblings.ranking(channel, None).above.is_empty();
+    let mut found = None;
+    if is_stand_in || siblings.is_new() {
+        found = siblings.root_elsewhere(requests).await;
+        // It may have registered meanwhile.
+        if let Some(root) = known() {
+            return root;
+        }
+    }
     let reachable = |name: &&Arc<str>| **name == own || siblings.reaches(name);
     let wish = question.wish.filter(|wish| siblings.is_peer(wish)).filter(reachable).cloned();
-    let peer = question.peer.filter(|peer| siblings.is_peer(peer));
-    let root = Root { node: wish.or(peer).unwrap_or_else(|| own.clone()), before: None };
-    if directory.assign(channel, root.clone()) { root } else { Root { node: own, before: None } }
+    let root = of(found.or(wish).or(question.peer).unwrap_or_else(|| own.clone()));
+    if directory.assign(channel, root.clone()) { root } else { of(own) }
 }

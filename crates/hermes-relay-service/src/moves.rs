@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use hermes_model::snapshot::RootChoice;
-use hermes_model::trust::{LOCATE, PEER, ROOT_BEFORE};
+use hermes_model::trust::{LOCATE, ROOT_BEFORE};
+use hermes_relay::SubscribeError;
 use hermes_relay::fields::{MOVE, ROOT};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
@@ -16,18 +17,18 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use crate::directory::Root;
 use crate::feeds::Refused;
 use crate::locate::{Question, assigned};
-use crate::next_channel::ChannelRequests;
+use crate::next_channel::{ChannelRequests, LOCATE_HERE};
 use crate::siblings::Siblings;
 use crate::{RelayRequest, channel, refusal, text, upstream};
 
-/// Moves the root of a channel if its client asks for it. Returns the response that refuses it.
+/// Moves the root of a channel if its client asks for it, which may publish or subscribe. Returns the response that refuses it.
 pub(crate) async fn serve_client(request: &RelayRequest<'_>) -> Result<Option<Response<Body>>, Error> {
     let facts = &request.entry.facts;
     let Some(to) = text(&facts.headers, &MOVE)?.map(Arc::<str>::from) else { return Ok(None) };
     let siblings = Siblings::of(request);
     let requests = siblings.requests(facts, &facts.path);
     let moved = Box::pin(move_to(&siblings, &requests, &channel(request.entry, None), &to)).await;
-    Ok(moved.err().map(|Refused { status, reason }| refusal(status, format!("{reason}\n"))))
+    Ok(moved.err().map(|Refused { status, reason, .. }| refusal(status, format!("{reason}\n"))))
 }
 
 /// Moves the root of a channel to a peer.
@@ -40,22 +41,21 @@ async fn move_to(
     channel: &Arc<str>,
     to: &Arc<str>,
 ) -> Result<(), Refused> {
-    let refused = |status, reason: String| Refused { status, reason: reason.into() };
     if siblings.choice() != Some(RootChoice::First) || !siblings.is_peer(to) {
         let reason = format!("{to} is no peer to which channels of this route move (`relay.root: first`)");
-        return Err(refused(StatusCode::BAD_REQUEST, reason));
+        return Err(Refused::new(StatusCode::BAD_REQUEST, reason));
     }
     let ranking = siblings.ranking(channel, None);
     let feeds = &siblings.of_route.feeds;
     for upstream in ranking.above.iter().filter(|upstream| !feeds.is_away(upstream)) {
         match requests.at(upstream).locate(None, Some(to)).await {
             Ok(_) => return Ok(()),
-            Err(error) if error.status != StatusCode::BAD_GATEWAY => return Err(error),
+            Err(error) if !error.is_unreachable => return Err(error),
             Err(_) => feeds.set_away(upstream),
         }
     }
     if !ranking.may_lead {
-        return Err(refused(StatusCode::BAD_GATEWAY, "no peer can be reached".to_owned()));
+        return Err(Refused::new(StatusCode::BAD_GATEWAY, "no peer can be reached"));
     }
     move_from_home(siblings, requests, channel, to).await
 }
@@ -68,16 +68,17 @@ async fn move_from_home(
 ) -> Result<(), Refused> {
     let own = siblings.node();
     let peer = siblings.own_name();
-    let current = assigned(siblings, channel, Question { peer, wish: Some(to) }).await;
+    let current = assigned(siblings, requests, channel, Question { peer, wish: Some(to) }).await;
     if current.node == *to {
         return Ok(());
     }
     if current.before.is_some() {
-        let reason = Arc::from("the channel moves already; try again in a moment");
-        return Err(Refused { status: StatusCode::CONFLICT, reason });
+        return Err(Refused::new(StatusCode::CONFLICT, "the channel moves already; try again in a moment"));
     }
     let (directory, before) = (&siblings.of_route.directory, Some(current.node.clone()));
-    directory.assign(channel, Root { node: to.clone(), before });
+    if !directory.move_to(channel, Root { node: to.clone(), before }) {
+        return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, "the channel has just moved; try again in a second"));
+    }
     let begun = if *to == own {
         begin(siblings, requests, channel)
     } else {
@@ -87,6 +88,7 @@ async fn move_from_home(
         }
     };
     if begun.is_err() {
+        directory.forget(channel);
         directory.assign(channel, current);
     }
     begun
@@ -95,7 +97,7 @@ async fn move_from_home(
 /// Has the feed of this node look for the root again. It begins, if there is none.
 fn begin(siblings: &Siblings, requests: &ChannelRequests, channel: &Arc<str>) -> Result<(), Refused> {
     let feed = upstream::feed(siblings, requests, channel, None);
-    let unavailable = |error| Refused { status: StatusCode::SERVICE_UNAVAILABLE, reason: format!("{error}").into() };
+    let unavailable = |error: SubscribeError| Refused::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string());
     feed.map(|feed| feed.duties.look_again()).map_err(unavailable)
 }
 
@@ -103,13 +105,24 @@ fn begin(siblings: &Siblings, requests: &ChannelRequests, channel: &Arc<str>) ->
 pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
     let facts = &request.entry.facts;
     let siblings = Siblings::of(request);
-    if !facts.trust.is_proxy() || siblings.choice() != Some(RootChoice::First) {
-        let reason = format!("only peers of this relay may send {LOCATE}; check `relay.peers` and `relay.root`\n");
+    if !siblings.are_peers() || !facts.trust.is_proxy() {
+        let reason = format!("only nodes with the same `relay.peers` may send {LOCATE}; check `trust`, too\n");
         return Ok(refusal(StatusCode::FORBIDDEN, reason));
     }
     let name = |name| text(&facts.headers, name).map(|text| text.map(Arc::<str>::from));
-    let (peer, wish, to) = (name(&PEER)?, name(&ROOT)?, name(&MOVE)?);
+    let (wish, to) = (name(&ROOT)?, name(&MOVE)?);
+    let peer = siblings.peer_of(facts).filter(|peer| siblings.is_peer(peer));
     let channel = channel(request.entry, None);
+    if text(&facts.headers, &LOCATE)? == Some(LOCATE_HERE) {
+        let root = siblings.leads(&channel).then(|| Root { node: siblings.node(), before: None });
+        return Ok(located(root.as_ref()));
+    }
+    if siblings.choice() != Some(RootChoice::First) {
+        return Ok(refusal(
+            StatusCode::CONFLICT,
+            "this relay has `root: hash`; use the same at all peers\n".to_owned(),
+        ));
+    }
     let requests = siblings.requests(facts, &facts.path);
     let moved = match &to {
         // The home of the channel has decided.
@@ -117,17 +130,22 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
         Some(to) => Box::pin(move_from_home(&siblings, &requests, &channel, to)).await,
         None => Ok(()),
     };
-    if let Err(Refused { status, reason }) = moved {
+    if let Err(Refused { status, reason, .. }) = moved {
         return Ok(refusal(status, format!("{reason}\n")));
     }
     let root = match to {
         Some(node) => Root { node, before: None },
-        None => assigned(&siblings, &channel, Question { peer, wish: wish.as_ref() }).await,
+        None => assigned(&siblings, &requests, &channel, Question { peer, wish: wish.as_ref() }).await,
     };
+    Ok(located(Some(&root)))
+}
+
+/// The answer to a question for a root.
+fn located(root: Option<&Root>) -> Response<Body> {
     let mut response = Response::new(Body::Empty);
     *response.status_mut() = StatusCode::NO_CONTENT;
-    write(response.headers_mut(), &root);
-    Ok(response)
+    root.into_iter().for_each(|root| write(response.headers_mut(), root));
+    response
 }
 
 fn write(headers: &mut HeaderMap, root: &Root) {

@@ -31,6 +31,8 @@ use crate::next_relay::{NextRelay, NextResponse};
 /// The bytes of the reason of a refusal, and the time for them.
 const MAX_REASON: usize = 1 << 10;
 const REASON_TIMEOUT: Duration = Duration::from_secs(5);
+/// The value of the field that asks only whether the relay itself is the root.
+pub(crate) const LOCATE_HERE: &str = "here";
 /// The time for which a question for a root stands.
 const TIMEOUT_TO_LOCATE: Duration = Duration::from_secs(10);
 /// The epochs that a relay may tell.
@@ -100,6 +102,11 @@ impl ChannelRequests {
 }
 
 impl NextChannel {
+    /// The upstream of the relay.
+    pub(crate) fn upstream(&self) -> &Arc<str> {
+        &self.upstream
+    }
+
     fn send(&self, standing: Standing, fields: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> NextResponse {
         let mut facts = self.facts.clone();
         let behind = u32::try_from(standing.subscribers).unwrap_or(u32::MAX);
@@ -138,6 +145,20 @@ impl NextChannel {
         let accept = (ACCEPT, HeaderValue::from_static("multipart/mixed"));
         let position = after.and_then(value).map(|position| (LAST_EVENT_ID, position));
         self.send(standing, [is_true, accept].into_iter().chain(position))
+    }
+
+    /// Whether the relay is the root of the channel.
+    ///
+    /// # Errors
+    /// The relay cannot be reached, or refuses.
+    pub(crate) async fn leads(&self) -> Result<bool, Refused> {
+        let standing = Standing { timeout: TIMEOUT_TO_LOCATE, subscribers: 0, confirmed: None };
+        let fields = [(LOCATE, HeaderValue::from_static(LOCATE_HERE))];
+        let response = self.send(standing, fields).await.map_err(unreachable)?;
+        match response.status() {
+            StatusCode::NO_CONTENT => Ok(response.headers().contains_key(ROOT)),
+            _ => Err(refused(response).await),
+        }
     }
 
     /// Asks the relay, as the home of the channel, for the root. `wish` is a peer that a client asks for, `to` one to which the
@@ -269,12 +290,13 @@ async fn accepted(
 }
 
 fn unreachable(error: Error) -> Refused {
-    Refused { status: error.status(), reason: format!("the next relay cannot be reached: {error}").into() }
+    let reason = format!("the next relay cannot be reached: {error}");
+    Refused { is_unreachable: true, ..Refused::new(error.status(), reason) }
 }
 
 fn no_relay() -> Refused {
-    let reason = Arc::from("the response of the next relay is not that of a relay; check the upstreams of `relay`");
-    Refused { status: StatusCode::BAD_GATEWAY, reason }
+    let reason = "the response of the next relay is not that of a relay; check the upstreams of `relay`";
+    Refused::new(StatusCode::BAD_GATEWAY, reason)
 }
 
 /// A refusal of the next relay, with the reason that it gives.
@@ -282,13 +304,13 @@ pub(crate) async fn refused(response: Response<Body>) -> Refused {
     let status = response.status();
     if !status.is_client_error() && !status.is_server_error() {
         let reason = format!("the next relay responded {status}, as no relay does; check the upstreams of `relay`");
-        return Refused { status: StatusCode::BAD_GATEWAY, reason: reason.into() };
+        return Refused::new(StatusCode::BAD_GATEWAY, reason);
     }
     let text = Limited::new(response.into_body(), MAX_REASON).collect();
     let text = tokio::time::timeout(REASON_TIMEOUT, text).await.ok().and_then(Result::ok);
     let text = text.map(|text| String::from_utf8_lossy(&text.to_bytes()).trim().to_owned()).unwrap_or_default();
     let colon = if text.is_empty() { "" } else { ": " };
-    Refused { status, reason: format!("the next relay responded {status}{colon}{text}").into() }
+    Refused::new(status, format!("the next relay responded {status}{colon}{text}"))
 }
 
 /// The name of a node in a field.

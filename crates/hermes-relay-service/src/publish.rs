@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::{RelayMode, RootChoice};
-use hermes_relay::fields::{COPIES, DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, RELAY, SUBSCRIBERS};
+use hermes_relay::fields::{COPIES, DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, MOVE, RELAY, SUBSCRIBERS};
 use hermes_relay::{
     Audience, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved,
 };
@@ -27,17 +27,18 @@ use tokio::time::Instant;
 
 use crate::directory::Root;
 use crate::feeds::{Outcome, Refused};
-use crate::locate;
 use crate::next_channel::{ChannelRequests, refused as refused_by_next};
 use crate::receipts::count;
 use crate::siblings::Siblings;
 use crate::{RelayRequest, certified, channel, may_redirect, redirect, refusal, text, upstream, wish};
+use crate::{locate, moves};
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";
-/// The attempts to find the root of a channel whose root moves.
+/// The time for which a reliable publication waits for another copy when the last one is lost.
+const GRACE: Duration = Duration::from_secs(4);
+/// The attempts to find the root of a channel whose root moves, and the pause between two of them.
 const MAX_ATTEMPTS: usize = 20;
-/// The pause between two of them.
 const FEED_PAUSE: Duration = Duration::from_millis(100);
 /// Bytes of these fields. Readers of parts accept 16 KiB (`hermes_relay::framing::multipart`).
 const MAX_FIELD_BYTES: usize = 8 << 10;
@@ -80,6 +81,9 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     if let Some(signed) = signed {
         certified::take_content(request, signed, &body)?;
     }
+    if let Some(refused) = moves::serve_client(request).await? {
+        return Ok(refused);
+    }
     let content = NewPublication { headers, body };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
@@ -96,7 +100,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
 
 /// The request of a publication for the next relay. The page was judged here, and the body has arrived.
 fn without_page(mut facts: Facts) -> Facts {
-    for name in [ORIGIN, EXPECT] {
+    for name in [ORIGIN, EXPECT, MOVE] {
         facts.headers.remove(name);
     }
     facts
@@ -179,27 +183,28 @@ impl Outlet {
             return Ok(self.publish_here(content).await?);
         }
         let feeds = &self.siblings.of_route.feeds;
+        // Otherwise each node on the way would try again for each attempt of the one before.
+        let is_first = !facts.trust.is_proxy();
         let mut attempts = 0;
         loop {
             attempts += 1;
             let is_last = attempts == MAX_ATTEMPTS;
-            self.look_up().await;
-            let upstream = match self.siblings.next_of(&self.channel) {
-                Some(upstream) => upstream,
-                None => match self.outcome().await? {
-                    Outcome::Follows(upstream) => upstream,
-                    Outcome::Leads => match self.publish_here(content.clone()).await {
-                        // A peer has just taken over.
-                        Err(PublishError::NotRoot) if !is_last => {
-                            tokio::time::sleep(FEED_PAUSE).await;
-                            continue;
-                        }
-                        published => return Ok(published?),
-                    },
-                    Outcome::Refused(refused) => return Err(NotPublished::AtNext(refused)),
-                    Outcome::Gone if is_last => return Err(PublishError::NotRoot.into()),
-                    Outcome::Gone => continue,
+            let upstream = match self.place().await? {
+                Outcome::Follows(upstream) => upstream,
+                Outcome::Leads => match self.publish_here(content.clone()).await {
+                    // A peer has just taken over.
+                    Err(PublishError::NotRoot) if !is_last => {
+                        tokio::time::sleep(FEED_PAUSE).await;
+                        continue;
+                    }
+                    published => return Ok(published?),
                 },
+                Outcome::Refused(refused) => return Err(NotPublished::AtNext(refused)),
+                Outcome::Gone if is_last => return Err(PublishError::NotRoot.into()),
+                Outcome::Gone => {
+                    tokio::time::sleep(FEED_PAUSE).await;
+                    continue;
+                }
             };
             if let Some(origin) = self.siblings.url_of(&upstream).filter(|_| self.may_redirect) {
                 return Err(NotPublished::Elsewhere(origin));
@@ -208,7 +213,10 @@ impl Outlet {
             return match sent {
                 // The root has just moved, or it is to begin.
                 Ok(response)
-                    if response.status() == StatusCode::LOOP_DETECTED && self.siblings.are_peers() && !is_last =>
+                    if is_first
+                        && response.status() == StatusCode::LOOP_DETECTED
+                        && self.siblings.are_peers()
+                        && !is_last =>
                 {
                     tokio::time::sleep(FEED_PAUSE).await;
                     continue;
@@ -227,27 +235,32 @@ impl Outlet {
         }
     }
 
-    /// Asks for the root of the channel, if the first client determines it and this node does not know it. The answer holds
-    /// for a few seconds, so that not each publication asks.
-    async fn look_up(&self) {
+    /// The way to the root. A node that only publishes has no feed, so that it need not subscribe.
+    async fn place(&self) -> Result<Outcome, NotPublished> {
         let of_route = &self.siblings.of_route;
-        let is_known =
-            || of_route.feeds.progress(&self.channel).is_some() || of_route.directory.root(&self.channel).is_some();
-        if self.siblings.choice() != Some(RootChoice::First) || is_known() {
-            return;
+        let is_first = self.siblings.choice() == Some(RootChoice::First);
+        // While the feed looks for the root, another relay would look for it here.
+        if is_first && of_route.feeds.progress(&self.channel).is_some() {
+            return self.outcome().await;
         }
-        let root = locate::root(&self.siblings, &self.requests, &self.channel, self.wish.as_ref()).await;
-        if let Some(Root { node, .. }) = root {
-            of_route.directory.assign(&self.channel, Root { node, before: None });
+        // The answer holds for a few seconds, so that not each publication asks.
+        if is_first && of_route.directory.root(&self.channel).is_none() {
+            let root = locate::root(&self.siblings, &self.requests, &self.channel, self.wish.as_ref()).await;
+            if let Some(Root { node, .. }) = root {
+                of_route.directory.assign(&self.channel, Root { node, before: None });
+            }
+        }
+        match self.siblings.next_of(&self.channel) {
+            Some(upstream) => Ok(Outcome::Follows(upstream)),
+            None => self.outcome().await,
         }
     }
 
     /// Waits until this node has its place in the tree of the channel.
     async fn outcome(&self) -> Result<Outcome, NotPublished> {
         let feed = upstream::feed(&self.siblings, &self.requests, &self.channel, self.wish.clone());
-        let mut feed = feed.map_err(|error| {
-            NotPublished::AtNext(Refused { status: StatusCode::SERVICE_UNAVAILABLE, reason: error.to_string().into() })
-        })?;
+        let mut feed = feed
+            .map_err(|error| NotPublished::AtNext(Refused::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())))?;
         Ok(feed.outcome().await)
     }
 
@@ -269,7 +282,8 @@ impl Outlet {
             Err(PublishError::Closed | PublishError::NotRoot) => {}
         }
         let receipt = published?;
-        let copies = match receipt.id.filter(|_| self.mode == RelayMode::Reliable && self.siblings.are_peers()) {
+        let has_copies = self.mode == RelayMode::Reliable && self.siblings.are_peers() && self.relay().keeps_history();
+        let copies = match receipt.id.filter(|_| has_copies) {
             Some(id) => self.copied(id).await,
             None => 0,
         };
@@ -277,17 +291,33 @@ impl Outlet {
     }
 
     /// Waits until all relays that keep a copy have a publication, and returns their number. One that does not confirm it
-    /// for as long as a subscriber may read nothing keeps no copy any more.
+    /// for as long as a subscriber may read nothing keeps no copy any more. If the last copy has just been lost, another relay
+    /// may keep one in a moment; and the one that has lost its connection counts its copy as complete until then.
     async fn copied(&self, id: EventId) -> u64 {
         let Some(mut copies) = self.relay().copies(&self.channel) else { return 0 };
-        let is_copied = |copies: &Copies| copies.stand_bys == 0 || copies.until >= id.sequence;
-        let of = |copies: &Copies| copies.stand_bys as u64;
-        if let Ok(Ok(copies)) = tokio::time::timeout(self.stall, copies.wait_for(is_copied)).await {
-            return of(&copies);
+        let mut stalls_at = Instant::now() + self.stall;
+        loop {
+            let Copies { stand_bys, until, lost, is_handed_over } = *copies.borrow_and_update();
+            if is_handed_over {
+                return 1;
+            }
+            if stand_bys > 0 && until >= id.sequence {
+                return stand_bys as u64;
+            }
+            let patience = match lost {
+                Some(lost) if stand_bys == 0 => (lost + GRACE).saturating_sub(self.siblings.clock.now()),
+                None if stand_bys == 0 => Duration::ZERO,
+                _ => stalls_at.saturating_duration_since(Instant::now()),
+            };
+            if patience.is_zero() && stand_bys == 0 {
+                return 0;
+            }
+            if tokio::time::timeout(patience, copies.changed()).await.is_err() && stand_bys > 0 {
+                let ended = self.relay().end_stand_bys(&self.channel, id);
+                self.siblings.worker.shared.metrics.limit_by("relay-stalled", ended);
+                stalls_at = Instant::now() + self.stall;
+            }
         }
-        let ended = self.relay().end_stand_bys(&self.channel, id);
-        self.siblings.worker.shared.metrics.limit_by("relay-stalled", ended);
-        of(&copies.borrow()).saturating_sub(ended)
     }
 
     async fn publish_reliable(&self, content: &NewPublication) -> Result<Receipt, PublishError> {

@@ -55,7 +55,7 @@ struct RelayTable {
 /// The relay of a route.
 pub(crate) struct RouteRelay {
     pub(crate) relay: Arc<Relay>,
-    /// The roots of channels whose home this node is.
+    /// The roots of channels among peers, as far as this node knows them.
     pub(crate) directory: Directory,
     /// The channels that the next relay feeds.
     pub(crate) feeds: Feeds,

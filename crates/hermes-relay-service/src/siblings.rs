@@ -5,9 +5,11 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use hermes_model::facts::{Facts, PathAndQuery};
+use hermes_model::facts::{Facts, PathAndQuery, Trust};
 use hermes_model::snapshot::{ChannelRanking, RelayPeer, RelayTree, RootChoice};
+use hermes_model::trust::PEER;
 use hermes_transport::runtime::WorkerContext;
 
 use crate::RelayRequest;
@@ -15,6 +17,11 @@ use crate::feeds::Progress;
 use crate::next_channel::ChannelRequests;
 use crate::next_relay::NextRelay;
 use crate::registry::{RelayClock, RouteRelay};
+
+/// The time within which a root has registered at a home that has begun.
+const REGISTERS_WITHIN: Duration = Duration::from_secs(60);
+/// The time for which a peer may be silent about a root.
+const MAX_SILENCE: Duration = Duration::from_secs(2);
 
 /// The relays of a route beside this node.
 #[derive(Clone)]
@@ -88,6 +95,44 @@ impl Siblings {
     /// Whether another peer could be reached a moment ago.
     pub(crate) fn reaches(&self, node: &str) -> bool {
         self.upstream_of(node).is_some_and(|upstream| !self.of_route.feeds.is_away(&upstream))
+    }
+
+    /// The name of the peer that a request is from. `None`: it is not from a node that may pass on assertions of others. A
+    /// certificate must have the name; an address that is trusted may say any. It may be a peer that this node does not know yet.
+    pub(crate) fn peer_of(&self, facts: &Facts) -> Option<Arc<str>> {
+        let name = facts.headers.get(PEER)?.to_str().ok().filter(|_| facts.trust.is_proxy())?;
+        let is_proven = match &facts.trust {
+            Trust::Certified(peer) => peer.node.as_deref() == Some(name),
+            _ => true,
+        };
+        is_proven.then(|| Arc::from(name))
+    }
+
+    /// Whether this node is the root of a channel.
+    pub(crate) fn leads(&self, channel: &str) -> bool {
+        matches!(self.of_route.feeds.progress(channel), Some(Progress::Leading))
+    }
+
+    /// A peer that is the root of a channel already. To be asked by one that has begun a moment ago, or stands in for another
+    /// one, and so may not know it.
+    pub(crate) async fn root_elsewhere(&self, requests: &ChannelRequests) -> Option<Arc<str>> {
+        let others: Vec<(Arc<str>, Arc<str>)> = {
+            let tree = self.of_route.tree.borrow();
+            let named = |peer: &RelayPeer| Some((peer.node.clone(), peer.upstream.as_ref()?.name.clone()));
+            tree.peers()?.all.iter().filter_map(named).collect()
+        };
+        let near = others.iter().filter(|(_, upstream)| !self.of_route.feeds.is_away(upstream));
+        let asked = near.map(async |(node, upstream)| {
+            let next = requests.at(upstream);
+            let leads = tokio::time::timeout(MAX_SILENCE, next.leads()).await;
+            matches!(leads, Ok(Ok(true))).then(|| node.clone())
+        });
+        futures_util::future::join_all(asked).await.into_iter().flatten().next()
+    }
+
+    /// Whether this node has begun so recently that roots may not have registered.
+    pub(crate) fn is_new(&self) -> bool {
+        self.clock.now() < REGISTERS_WITHIN
     }
 
     /// Whether this node is the home of a channel: the first peer by rendezvous hashing that can be reached.

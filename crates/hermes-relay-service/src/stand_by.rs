@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::snapshot::RootChoice;
-use hermes_model::trust::{PEER, ROOT_BEFORE, STAND_BY};
+use hermes_model::trust::{ROOT_BEFORE, STAND_BY};
 use hermes_relay::fields::{LAST_EVENT_ID, ROOT};
 use hermes_relay::framing::Framing;
 use hermes_relay::{Delivery, HandOver};
@@ -18,7 +18,7 @@ use hermes_transport::error::Error;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
 
-use crate::feeds::Progress;
+use crate::directory::NotRegistered;
 use crate::siblings::Siblings;
 use crate::{RelayRequest, channel, refusal, set_epochs, text, upstream};
 
@@ -28,32 +28,28 @@ const MAX_TIME: Duration = Duration::from_secs(600);
 pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
     let facts = &request.entry.facts;
     let siblings = Siblings::of(request);
-    if !facts.trust.is_proxy() || !siblings.are_peers() {
+    let is_known = |peer: &Arc<str>| siblings.choice() == Some(RootChoice::Hash) || siblings.is_peer(peer);
+    let Some(peer) = siblings.peer_of(facts).filter(|peer| siblings.are_peers() && is_known(peer)) else {
         let reason =
-            format!("only peers of this relay may send {STAND_BY}; add it to `relay.peers`, and trust its nodes\n");
+            format!("only peers of this relay may send {STAND_BY}; add the node to `relay.peers`, and trust it\n");
         return Ok(refusal(StatusCode::FORBIDDEN, reason));
-    }
+    };
     let malformed = |name| Error::Malformed(format!("{name} of a peer is missing or malformed"));
     let seconds = text(&facts.headers, &STAND_BY)?.and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.ok_or_else(|| malformed(STAND_BY))?).min(MAX_TIME);
     let after = text(&facts.headers, &LAST_EVENT_ID)?.and_then(|text| text.parse().ok());
     let after = after.ok_or_else(|| malformed(LAST_EVENT_ID))?;
     let name = channel(request.entry, None);
-    let own = siblings.node();
-    let is_moved = text(&facts.headers, &ROOT_BEFORE)? == Some(&*own);
-    if siblings.choice() == Some(RootChoice::First) {
-        let peer = text(&facts.headers, &PEER)?.map(Arc::<str>::from).ok_or_else(|| malformed(PEER))?;
-        let leads = matches!(siblings.of_route.feeds.progress(&name), Some(Progress::Leading));
-        let is_assigned = || siblings.of_route.directory.root(&name).is_some_and(|root| root.node == peer);
-        let registered = match leads && !is_moved && !is_assigned() {
-            true => Err(own),
-            false => siblings.of_route.directory.register(&name, &peer, time),
-        };
-        if let Err(root) = registered {
-            let mut response = refusal(StatusCode::CONFLICT, format!("{root} is the root of the channel\n"));
-            response.headers_mut().extend(HeaderValue::from_str(&root).ok().map(|root| (ROOT, root)));
-            return Ok(response);
-        }
+    let is_moved = text(&facts.headers, &ROOT_BEFORE)? == Some(&*siblings.node());
+    if let Err(error) = admit(&siblings, &name, &peer, time, is_moved) {
+        return Ok(match error {
+            NotRegistered::Full => refusal(StatusCode::SERVICE_UNAVAILABLE, "too many channels\n".to_owned()),
+            NotRegistered::Root(root) => {
+                let mut response = refusal(StatusCode::CONFLICT, format!("{root} is the root of the channel\n"));
+                response.headers_mut().extend(HeaderValue::from_str(&root).ok().map(|root| (ROOT, root)));
+                response
+            }
+        });
     }
     let requests = siblings.requests(facts, &facts.path);
     let feed = match upstream::feed(&siblings, &requests, &name, None) {
@@ -65,13 +61,40 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
     if is_moved {
         siblings.of_route.relay.end_relays(&name);
     }
-    feed.duties.stand_by(time);
+    feed.duties.stand_by(time, siblings.upstream_of(&peer));
     let Some(handed_over) = handed_over else {
         let mut response = Response::new(Body::Empty);
         *response.status_mut() = StatusCode::NO_CONTENT;
         return Ok(response);
     };
     Ok(parts(&handed_over))
+}
+
+/// Whether a peer may be the root of a channel.
+fn admit(
+    siblings: &Siblings,
+    channel: &Arc<str>,
+    peer: &Arc<str>,
+    time: Duration,
+    is_moved: bool,
+) -> Result<(), NotRegistered> {
+    let leads = siblings.leads(channel);
+    let is_after_this = || {
+        let ranking = siblings.ranking(channel, None);
+        siblings.upstream_of(peer).is_some_and(|upstream| ranking.below.contains(&upstream))
+    };
+    let is_assigned = || siblings.of_route.directory.root(channel).is_some_and(|root| root.node == *peer);
+    let keeps = match siblings.choice() {
+        Some(RootChoice::First) => leads && !is_moved && !is_assigned(),
+        _ => leads && is_after_this(),
+    };
+    if keeps {
+        return Err(NotRegistered::Root(siblings.node()));
+    }
+    match siblings.choice() {
+        Some(RootChoice::First) => siblings.of_route.directory.register(channel, peer, time),
+        _ => Ok(()),
+    }
 }
 
 /// The deliveries as a whole body.

@@ -25,6 +25,7 @@ use http_body::{Frame, SizeHint};
 use crate::backfill::Backfill;
 use crate::deliveries::{Deliveries, DeliveryScope, Ended, leads_to};
 use crate::feeds::{FeedHandle, Outcome, Refused};
+use crate::moves;
 use crate::next_channel::{ChannelRequests, NextChannel, Standing};
 use crate::siblings::Siblings;
 use crate::{
@@ -46,7 +47,12 @@ const MAX_GROUP: usize = 64;
 pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
     let headers = &request.entry.facts.headers;
     if let Some(id) = text(headers, &SUBSCRIPTION)? {
-        return refresh(request, id, timeout(request)?);
+        let refreshed = refresh(request, id, timeout(request)?)?;
+        let is_refreshed = refreshed.status().is_success();
+        return match moves::serve_client(request).await? {
+            Some(refused) if is_refreshed => Ok(refused),
+            _ => Ok(refreshed),
+        };
     }
     let accept = text(headers, &ACCEPT)?;
     let is_event_source = accept.is_some_and(|accept| accept.to_ascii_lowercase().contains("text/event-stream"));
@@ -65,7 +71,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
     };
     match begin(request).await? {
         Ok(begun) => Ok(stream(request, begun, framing, behind(request)?.is_some())),
-        Err(error) => Ok(not_begun(request, &error)),
+        Err(error) => Ok(not_begun(request, error)),
     }
 }
 
@@ -92,12 +98,17 @@ pub(crate) enum NotBegun {
     AtNext(Refused),
     /// The root of the channel, to which the client is sent.
     Elsewhere(Box<str>),
+    /// The root of the channel does not move.
+    NotMoved(Response<Body>),
 }
 
 /// Begins the subscription that a request describes.
 pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, NotBegun>, Error> {
     let headers = &request.entry.facts.headers;
     certified::check_subscriber(request, behind(request)?.is_some())?;
+    if let Some(refused) = moves::serve_client(request).await? {
+        return Ok(Err(NotBegun::NotMoved(refused)));
+    }
     let Channels { names, paths } = channels(request)?;
     let after = match text(headers, &LAST_EVENT_ID)?.or(Query::of(&request.entry.facts.path).last_event_id) {
         Some(position) => read_position(position, names.len())?,
@@ -257,7 +268,9 @@ fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> R
     let confirmed = confirmed(request)?;
     let refreshed = id.parse().and_then(|id| {
         relay.refresh(id, &subject, timeout, behind, now)?;
-        confirmed.into_iter().for_each(|until| relay.confirm(id, until));
+        if behind.is_some() {
+            relay.confirm(id, confirmed);
+        }
         Ok(())
     });
     if let Err(error) = refreshed {
@@ -270,10 +283,11 @@ fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> R
 }
 
 /// The response to a subscription that does not begin.
-pub(crate) fn not_begun(request: &RelayRequest<'_>, error: &NotBegun) -> Response<Body> {
+pub(crate) fn not_begun(request: &RelayRequest<'_>, error: NotBegun) -> Response<Body> {
     match error {
-        NotBegun::Here(error) => refused(request, error),
-        NotBegun::Elsewhere(origin) => redirect(request, origin),
+        NotBegun::Here(error) => refused(request, &error),
+        NotBegun::Elsewhere(origin) => redirect(request, &origin),
+        NotBegun::NotMoved(response) => response,
         NotBegun::AtNext(refused) => refusal(refused.status, format!("{}\n", refused.reason)),
     }
 }

@@ -102,6 +102,14 @@ pub(crate) enum FeedEnd {
     Broken(String),
     /// Another relay may be the next one, or the root.
     Moved,
+    /// A relay has accepted the subscription.
+    Found(Box<Better>),
+}
+
+/// A relay before this one that has accepted the subscription.
+pub(crate) struct Better {
+    next: NextChannel,
+    accepted: Accepted,
 }
 
 impl Drop for FeedTask {
@@ -120,14 +128,25 @@ impl FeedTask {
         let metrics = &self.siblings.worker.shared.clone().metrics;
         metrics.relay_upstream_subscriptions.inc();
         let mut attempts = Backoff::new(MIN_PAUSE, MAX_PAUSE);
+        let mut found: Option<Box<Better>> = None;
         loop {
-            self.tree.mark_unchanged();
-            let root = locate::root(&self.siblings, &self.requests, &self.channel, self.wish.as_ref()).await;
-            let ranking = self.siblings.ranking(&self.channel, root.as_ref().map(|root| &*root.node));
-            let before = root.and_then(|root| root.before);
-            let reason = match self.serve(&ranking, before.as_ref()).await {
+            let end = match found.take() {
+                Some(better) => self.follow_found(*better).await,
+                None => {
+                    self.tree.mark_unchanged();
+                    let root = locate::root(&self.siblings, &self.requests, &self.channel, self.wish.as_ref()).await;
+                    let ranking = self.siblings.ranking(&self.channel, root.as_ref().map(|root| &*root.node));
+                    let before = root.and_then(|root| root.before);
+                    self.serve(&ranking, before.as_ref()).await
+                }
+            };
+            let reason = match end {
                 FeedEnd::Idle => return,
                 FeedEnd::Moved => continue,
+                FeedEnd::Found(better) => {
+                    found = Some(better);
+                    continue;
+                }
                 FeedEnd::Refused(refused) if !self.has_followed || is_final(refused.status) => {
                     self.progress.send_replace(Progress::Refused(refused));
                     return;
@@ -153,41 +172,52 @@ impl FeedTask {
 
     /// Follows the best relay before this one that can be reached, or leads without any.
     async fn serve(&mut self, ranking: &ChannelRanking, before: Option<&Arc<str>>) -> FeedEnd {
-        let feeds = &self.siblings.of_route.feeds;
-        // A root that looks for the peers before it stays the root meanwhile, unless one has asked it to hand over.
-        let leads = matches!(*self.progress.borrow(), Progress::Leading) && self.feeder.feed.leads();
-        if !leads {
+        if !self.feeder.feed.leads() {
             self.progress.send_replace(Progress::Connecting);
         }
+        let others = usize::from(ranking.may_lead) + ranking.above.len();
+        let refused = match self.find(&ranking.above, others > 1).await {
+            Ok(better) => return FeedEnd::Found(Box::new(better)),
+            Err(refused) => refused,
+        };
+        if ranking.may_lead {
+            return self.lead(ranking, before).await;
+        }
+        FeedEnd::Refused(refused.unwrap_or_else(|| Refused::new(StatusCode::BAD_GATEWAY, "no peer can be reached")))
+    }
+
+    /// Subscribes at the first relay that accepts it. One that refuses does so for this channel alone. `has_other`: a relay that could not
+    /// be reached a moment ago is passed over.
+    ///
+    /// # Errors
+    /// All refuse; with the reason of the last one that was asked.
+    pub(crate) async fn find(&self, upstreams: &[Arc<str>], has_other: bool) -> Result<Better, Option<Refused>> {
+        let feeds = &self.siblings.of_route.feeds;
         let mut last = None;
-        for (index, upstream) in ranking.above.iter().enumerate() {
-            let has_other = ranking.may_lead || index + 1 < ranking.above.len();
-            if has_other && !leads && feeds.is_away(upstream) {
-                continue;
-            }
+        for upstream in upstreams.iter().filter(|upstream| !has_other || !feeds.is_away(upstream)) {
             let next = self.requests.at(upstream);
             match self.subscribe(&next).await {
-                Ok(accepted) => {
-                    self.has_followed = true;
-                    self.progress.send_replace(Progress::Following(upstream.clone()));
-                    return self.follow(&next, accepted).await;
-                }
-                Err(refused)
-                    if !has_other || is_final(refused.status) && refused.status != StatusCode::LOOP_DETECTED =>
-                {
-                    return FeedEnd::Refused(refused);
-                }
+                Ok(accepted) => return Ok(Better { next, accepted }),
                 Err(refused) => {
-                    feeds.set_away(upstream);
+                    if refused.is_unreachable && has_other {
+                        feeds.set_away(upstream);
+                    }
                     last = Some(refused);
                 }
             }
         }
-        if ranking.may_lead {
-            return self.lead(ranking, before).await;
-        }
-        let none = || Refused { status: StatusCode::BAD_GATEWAY, reason: Arc::from("no peer can be reached") };
-        FeedEnd::Refused(last.unwrap_or_else(none))
+        Err(last)
+    }
+
+    /// Follows a relay that has accepted the subscription.
+    async fn follow_found(&mut self, Better { next, accepted }: Better) -> FeedEnd {
+        let feed = &self.feeder.feed;
+        feed.follow();
+        feed.begin_at(accepted.position, self.siblings.clock.now());
+        feed.learn(&accepted.epochs);
+        self.has_followed = true;
+        self.progress.send_replace(Progress::Following(next.upstream().clone()));
+        self.follow(&next, accepted).await
     }
 
     /// Removes the feed if the channel has no subscriber. A client that has found it meanwhile looks for it again.
@@ -214,11 +244,7 @@ impl FeedTask {
         let (relay, standing) = (self.siblings.of_route.relay.clone(), self.standing());
         let feed = &self.feeder.feed;
         let after = (self.has_followed || self.has_led).then(|| feed.position());
-        let accepted = next.clone().subscribe(standing, after, relay, self.siblings.max_bytes).await?;
-        feed.follow();
-        feed.begin_at(accepted.position, self.siblings.clock.now());
-        feed.learn(&accepted.epochs);
-        Ok(accepted)
+        next.clone().subscribe(standing, after, relay, self.siblings.max_bytes).await
     }
 }
 

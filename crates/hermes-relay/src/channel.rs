@@ -58,6 +58,8 @@ struct ChannelState {
     has_realtime: bool,
     /// The times that another relay has become the root by asking this one.
     hand_overs: u64,
+    /// The time at which a relay stopped to keep a copy the last time, or promised to keep one.
+    copy_lost: Option<Duration>,
 }
 
 /// The members of a channel that share jobs.
@@ -168,6 +170,7 @@ impl Channel {
             is_fed: false,
             has_realtime: false,
             hand_overs: 0,
+            copy_lost: None,
         };
         Self {
             name,
@@ -251,6 +254,7 @@ impl Channel {
         let mut state = self.lock();
         let Some(member) = state.members.remove(&number) else { return };
         state.subscribers -= member.weight;
+        state.copy_lost = member.confirmed.map_or(state.copy_lost, |_| Some(now));
         self.report_audience(&state);
         self.report_copies(&state);
         state.used = now;
@@ -291,14 +295,18 @@ impl Channel {
     }
 
     /// A stand-by has the publications up to this one. `None`: it no longer keeps a copy.
-    pub(crate) fn confirm(&self, number: u64, until: Option<EventId>) {
+    pub(crate) fn confirm(&self, number: u64, until: Option<EventId>, now: Duration) {
         let mut state = self.lock();
         let sequence = until.map(|until| state.lineage.sequence_of(until, state.epoch));
         let Some(member) = state.members.get_mut(&number) else { return };
+        let had_copy = member.confirmed.is_some();
         member.confirmed = match sequence {
             None => None,
             Some(sequence) => member.confirmed.map(|before| before.max(sequence.unwrap_or_default())),
         };
+        if had_copy && sequence.is_none() {
+            state.copy_lost = Some(now);
+        }
         self.report_copies(&state);
     }
 
@@ -341,6 +349,13 @@ impl Channel {
         true
     }
 
+    /// Another relay is about to keep a copy.
+    pub(crate) fn expect_copy(&self, now: Duration) {
+        let mut state = self.lock();
+        state.copy_lost = Some(now);
+        self.report_copies(&state);
+    }
+
     /// The times that another relay has become the root by asking this one.
     pub(crate) fn hand_overs(&self) -> u64 {
         self.lock().hand_overs
@@ -357,6 +372,7 @@ impl Channel {
         let mut state = self.lock();
         state.is_fed = true;
         state.hand_overs += 1;
+        self.report_copies(&state);
         let (missed, mut lacking) = (state.missed(after), Vec::new());
         let start = if missed == Some(0) { after } else { state.before_history() };
         if missed != Some(0) {
@@ -626,7 +642,8 @@ impl ChannelState {
     /// What stand-bys have.
     fn copies(&self) -> Copies {
         let confirmed = || self.members.values().filter_map(|member| member.confirmed);
-        Copies { stand_bys: confirmed().count(), until: confirmed().min().unwrap_or_default() }
+        let until = confirmed().min().unwrap_or_default();
+        Copies { stand_bys: confirmed().count(), until, lost: self.copy_lost, is_handed_over: self.is_fed }
     }
 
     /// The ends of all epochs that are known, oldest first; that of the current one is the position of the channel.

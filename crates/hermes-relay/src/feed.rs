@@ -108,6 +108,11 @@ impl Feed {
         self.channel.lead(epoch, is_complete, hand_overs, now)
     }
 
+    /// Another relay is about to keep a copy. Its subscription may take a moment.
+    pub fn expect_copy(&self, now: Duration) {
+        self.channel.expect_copy(now);
+    }
+
     /// The times that another relay has become the root by asking this one.
     pub fn hand_overs(&self) -> u64 {
         self.channel.hand_overs()
@@ -138,6 +143,11 @@ impl Feed {
     /// before any stand-by has it.
     pub fn is_reliable(&self) -> bool {
         self.channel.is_reliable()
+    }
+
+    /// Whether the relay has little room for other channels.
+    pub fn is_crowded(&self) -> bool {
+        self.relay.is_crowded()
     }
 
     /// Whether the relay keeps histories.

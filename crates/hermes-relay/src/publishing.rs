@@ -42,6 +42,10 @@ pub struct Copies {
     pub stand_bys: usize,
     /// The sequence number of the latest publication that all of them have.
     pub until: u64,
+    /// The time at which a relay stopped to keep a copy the last time, or promised to keep one.
+    pub lost: Option<Duration>,
+    /// Another relay has taken over, and has them all.
+    pub is_handed_over: bool,
 }
 
 /// The outcome of a publication.

@@ -185,7 +185,8 @@ impl Relay {
     pub fn confirm(&self, id: SubscriptionId, until: Option<EventId>) {
         let table = self.lock();
         let Some(Registration { memberships, .. }) = table.subscriptions.get(&id) else { return };
-        memberships.iter().for_each(|membership| membership.channel.confirm(membership.joined.number, until));
+        let now = table.now;
+        memberships.iter().for_each(|membership| membership.channel.confirm(membership.joined.number, until, now));
     }
 
     /// What stand-bys have of a channel, and its changes. `None`: there is no such channel.
@@ -219,7 +220,13 @@ impl Relay {
         self.lock().admits(request).map(drop)
     }
 
-    pub(crate) fn keeps_history(&self) -> bool {
+    pub(crate) fn is_crowded(&self) -> bool {
+        let table = self.lock();
+        table.channels.len() >= table.limits.channels / 4 * 3
+    }
+
+    /// Whether channels keep a history.
+    pub fn keeps_history(&self) -> bool {
         self.lock().limits.history > 0
     }
 
