@@ -108,6 +108,15 @@ impl Siblings {
         is_proven.then(|| Arc::from(name))
     }
 
+    /// Forgets the root of a channel if it is the relay of an upstream.
+    pub(crate) fn forget_root(&self, channel: &str, upstream: &Arc<str>) {
+        let directory = &self.of_route.directory;
+        let is_it = |node: &Arc<str>| self.upstream_of(node).as_ref() == Some(upstream);
+        if directory.root(channel).is_some_and(|root| is_it(&root.node)) {
+            directory.forget(channel);
+        }
+    }
+
     /// Whether this node is the root of a channel.
     pub(crate) fn leads(&self, channel: &str) -> bool {
         matches!(self.of_route.feeds.progress(channel), Some(Progress::Leading))

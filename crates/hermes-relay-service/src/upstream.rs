@@ -217,7 +217,12 @@ impl FeedTask {
         feed.learn(&accepted.epochs);
         self.has_followed = true;
         self.progress.send_replace(Progress::Following(next.upstream().clone()));
-        self.follow(&next, accepted).await
+        let end = self.follow(&next, accepted).await;
+        if matches!(end, FeedEnd::Broken(_)) {
+            // If it is still the root, it registers again.
+            self.siblings.forget_root(&self.channel, next.upstream());
+        }
+        end
     }
 
     /// Removes the feed if the channel has no subscriber. A client that has found it meanwhile looks for it again.
