@@ -25,14 +25,13 @@ const MISSING_HEARTBEATS: u32 = 4;
 const COMPLETE_FOR: Duration = Duration::from_secs(2);
 
 /// The pause before a confirmation that failed is sent again.
-const CONFIRM_AGAIN: Duration = Duration::from_millis(200);
+const CONFIRM_PAUSE: Duration = Duration::from_millis(200);
 
 impl FeedTask {
     /// Passes publications on until the subscription ends.
     pub(crate) async fn follow(&self, next: &NextChannel, accepted: Accepted) -> FeedEnd {
         let Accepted { id, timeout, heartbeat, epochs, keeps_copy, mut deliveries, .. } = accepted;
         let max_silence = heartbeat.map_or(TIMEOUT_AT_NEXT, |heartbeat| heartbeat * MISSING_HEARTBEATS);
-        let standing = || Standing { timeout, ..self.standing() };
         let (mut audience, mut tree) = (self.audience.clone(), self.tree.clone());
         audience.mark_unchanged();
         let mut confirmed = self.feeder.feed.position();
@@ -58,11 +57,8 @@ impl FeedTask {
                 published = self.feeder.publish(pending.as_ref()), if has_pending => {
                     pending = None;
                     silent_at = Instant::now() + max_silence;
-                    match published {
-                        // The subscribers have learned of a gap.
-                        Err(PublishError::Memory(_)) => self.siblings.worker.shared.metrics.limit("relay-memory"),
-                        Err(_closed) => return FeedEnd::Idle,
-                        Ok(()) => {}
+                    if self.is_closed(&published) {
+                        return FeedEnd::Idle;
                     }
                 }
                 // A publication that waits for room holds up the next relay.
@@ -82,15 +78,13 @@ impl FeedTask {
                 }
                 refreshed = asked(&mut refreshing), if refreshing.is_some() => {
                     refreshing = None;
-                    let Some(pause) = pause_after(&refreshed, timeout) else {
+                    let Some(pause) = pause_after(&refreshed, timeout, keeps_copy) else {
                         return FeedEnd::Broken("the next relay forgot the subscription".to_owned());
                     };
-                    // What was to be confirmed is not.
-                    let is_lost = keeps_copy && !refreshed.is_ok_and(|response| response.status().is_success());
-                    refresh_at = Instant::now() + if is_lost { CONFIRM_AGAIN } else { pause };
+                    refresh_at = Instant::now() + pause;
                 }
                 () = tokio::time::sleep_until(refresh_at), if refreshing.is_none() => {
-                    refreshing = Some(next.refresh(standing(), id.clone()));
+                    refreshing = Some(next.refresh(Standing { timeout, ..self.standing() }, id.clone()));
                 }
                 // Another number of subscribers is told at once, but never by two requests at a time.
                 changed = audience.changed(), if refreshing.is_none() => {
@@ -121,6 +115,15 @@ impl FeedTask {
         }
     }
 
+    /// Counts a publication without memory, of which the subscribers have learned. Returns true if the relay is closed.
+    fn is_closed(&self, published: &Result<(), PublishError>) -> bool {
+        if let Err(PublishError::Memory(_)) = published {
+            self.siblings.worker.shared.metrics.limit("relay-memory");
+            return false;
+        }
+        published.is_err()
+    }
+
     /// Copies the history from before the subscription, beside its deliveries.
     fn copy_history(&self, next: &NextChannel) -> Copying<'_> {
         let Siblings { of_route, max_bytes, .. } = &self.siblings;
@@ -129,10 +132,12 @@ impl FeedTask {
 }
 
 /// The pause before the next refresh. `None`: the next relay does not know the subscription.
-fn pause_after(refreshed: &Result<Response<Body>, Error>, timeout: Duration) -> Option<Duration> {
+fn pause_after(refreshed: &Result<Response<Body>, Error>, timeout: Duration, keeps_copy: bool) -> Option<Duration> {
     match refreshed.as_ref().map(Response::status) {
         Ok(status) if status.is_success() => Some(timeout / 3),
         Ok(StatusCode::NOT_FOUND) => None,
+        // It was to confirm something.
+        _ if keeps_copy => Some(CONFIRM_PAUSE),
         // Tried again before the timeout.
         _ => Some(timeout / 8),
     }

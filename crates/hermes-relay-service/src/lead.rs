@@ -28,9 +28,9 @@ const ATTEMPTS: usize = 2;
 /// The pause before another peer is asked for a copy.
 const COPY_PAUSE: Duration = Duration::from_millis(200);
 /// The time after which a root looks again for the peers before it, which could not be reached.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const SEARCH_PAUSE: Duration = Duration::from_secs(2);
 /// The time after which the first of the peers after it is asked again, if another one keeps the copy.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const ASK_PAUSE: Duration = Duration::from_secs(1);
 /// The time for which a peer may be silent while it hands over.
 const MAX_SILENCE: Duration = Duration::from_secs(10);
 
@@ -78,8 +78,8 @@ impl FeedTask {
         let registers = feeder.feed.keeps_history() || self.siblings.choice() == Some(RootChoice::First);
         // With `root: first`, the home of the channel decides, and not the order alone.
         let looks = !ranking.above.is_empty() && self.siblings.choice() == Some(RootChoice::Hash);
-        let mut look_at = Instant::now() + LOOK_AGAIN;
-        let mut looking: Option<Pin<Box<dyn Future<Output = Result<Better, Option<Refused>>> + '_>>> = None;
+        let mut look_at = Instant::now() + SEARCH_PAUSE;
+        let mut looking: Option<Looking<'_>> = None;
         let mut audience = self.audience.clone();
         let end = loop {
             let is_unused = self.is_unused();
@@ -95,7 +95,7 @@ impl FeedTask {
                 }
                 found = asked(&mut looking), if looking.is_some() => {
                     looking = None;
-                    look_at = Instant::now() + LOOK_AGAIN;
+                    look_at = Instant::now() + SEARCH_PAUSE;
                     if let Ok(better) = found {
                         break FeedEnd::Found(Box::new(better));
                     }
@@ -210,7 +210,7 @@ impl Lead<'_> {
             Some((_, StandBy::Root(root))) => Kept::Root(root),
             // It is the home of the channel, too.
             Some((0, _)) => Kept::Until(Instant::now() + STAND_BY_INTERVAL),
-            Some(_) | None => Kept::Until(Instant::now() + ASK_AGAIN),
+            Some(_) | None => Kept::Until(Instant::now() + ASK_PAUSE),
         }
     }
 
@@ -235,6 +235,9 @@ impl Lead<'_> {
         None
     }
 }
+
+/// A search for a peer before this node.
+type Looking<'l> = Pin<Box<dyn Future<Output = Result<Better, Option<Refused>>> + 'l>>;
 
 /// A copy at another peer.
 enum Kept {
