@@ -73,6 +73,15 @@ impl Directory {
         leases.live(channel).is_some() || leases.insert(channel, lease)
     }
 
+    /// The root of a channel does not move to a node, unless that has registered.
+    pub(crate) fn move_back(&self, channel: &Arc<str>, from: &Arc<str>, to: Root, time: Duration) {
+        let mut leases = self.lock();
+        let moves = |lease: &&Lease| !lease.is_registered && lease.root.node == *from;
+        if let Some(moved) = leases.live(channel).filter(moves).map(|lease| lease.moved) {
+            leases.insert(channel, Lease { root: to, until: Instant::now() + time, is_registered: true, moved });
+        }
+    }
+
     /// Moves the root of a channel. Returns false if it has just moved, or there is no room.
     pub(crate) fn move_to(&self, channel: &Arc<str>, root: Root) -> bool {
         let (mut leases, now) = (self.lock(), Instant::now());

@@ -41,7 +41,34 @@ impl FeedTask {
         // Counts if this node is the home of the channel.
         self.siblings.of_route.directory.assign(&self.channel, known);
         self.feeder.feed.follow();
+        // Otherwise, the root may follow one that follows this node.
+        self.siblings.of_route.relay.end_relays(&self.channel);
         FeedEnd::Broken(format!("{root} is the root of the channel"))
+    }
+
+    /// Takes the channel over, unless this node leads already. Returns the reason why it does not lead.
+    async fn take_over(&self, lead: &Lead<'_>, before: Option<&Arc<str>>) -> Option<FeedEnd> {
+        let (feed, now) = (&self.feeder.feed, || self.siblings.clock.now());
+        if feed.leads() {
+            return None;
+        }
+        let hand_overs = feed.hand_overs();
+        let is_new = !self.has_followed && !self.has_led;
+        let found = lead.take_over(before, is_new).await;
+        if let Found::Root(root) = &found {
+            return Some(self.lost_to(root));
+        }
+        // It has all whose publishers have a response if it has kept a copy.
+        let has_copy = self.complete_until.take().is_some_and(|until| Instant::now() < until);
+        let has_all = has_copy && feed.is_reliable();
+        if matches!(found, Found::All | Found::Nothing) {
+            feed.expect_copy(now());
+        }
+        if !feed.lead(rand::random(), found == Found::All || has_all, hand_overs, now()) {
+            return Some(FeedEnd::Moved);
+        }
+        self.siblings.of_route.directory.forget(&self.channel);
+        None
     }
 
     /// Is the root of the channel, until a peer before this one takes over.
@@ -49,23 +76,8 @@ impl FeedTask {
         let (mut idle_at, clock) = (self.idle_at, self.siblings.clock);
         let feeder = &self.feeder;
         let lead = Lead { siblings: &self.siblings, below: &ranking.below, requests: &self.requests, feeder };
-        if !feeder.feed.leads() {
-            let hand_overs = feeder.feed.hand_overs();
-            let is_new = !self.has_followed && !self.has_led;
-            let found = lead.take_over(before, is_new).await;
-            if let Found::Root(root) = &found {
-                return self.lost_to(root);
-            }
-            self.siblings.of_route.directory.forget(&self.channel);
-            // It has all whose publishers have a response if it has kept a copy.
-            let has_copy = self.complete_until.take().is_some_and(|until| Instant::now() < until);
-            let has_all = has_copy && feeder.feed.is_reliable();
-            if matches!(found, Found::All | Found::Nothing) {
-                feeder.feed.expect_copy(clock.now());
-            }
-            if !feeder.feed.lead(rand::random(), found == Found::All || has_all, hand_overs, clock.now()) {
-                return FeedEnd::Moved;
-            }
+        if let Some(end) = self.take_over(&lead, before).await {
+            return end;
         }
         self.progress.send_replace(Progress::Leading);
         let _counted = CountedRoot::new(&self.siblings.worker.shared);
@@ -73,6 +85,7 @@ impl FeedTask {
         // The home of the channel has to know of a move.
         let mut keep_at = Instant::now() + if before.is_some() { Duration::ZERO } else { STAND_BY_INTERVAL };
         let mut keeping: Option<Pin<Box<dyn Future<Output = Kept> + '_>>> = None;
+        let mut has_lost = false;
         let mut copies = CopyWatch { copies: self.siblings.of_route.relay.copies(&self.channel), before: 0 };
         // The home of a channel has to know that its root is there.
         let registers = feeder.feed.keeps_history() || self.siblings.choice() == Some(RootChoice::First);
@@ -101,11 +114,13 @@ impl FeedTask {
                     }
                 }
                 () = tokio::time::sleep_until(keep_at), if keeping.is_none() && registers => {
+                    has_lost = false;
                     keeping = Some(Box::pin(lead.keep_copy()));
                 }
                 kept = asked(&mut keeping), if keeping.is_some() => {
                     keeping = None;
                     match kept {
+                        Kept::Until(_) if has_lost => keep_at = Instant::now() + COPY_PAUSE,
                         Kept::Until(until) => keep_at = until,
                         Kept::Root(root) => break self.lost_to(&root),
                     }
@@ -116,7 +131,10 @@ impl FeedTask {
                     }
                 }
                 // Another peer has to keep the copy, and may be the home of the channel now.
-                () = copies.lost() => keep_at = keep_at.min(Instant::now() + COPY_PAUSE),
+                () = copies.lost() => {
+                    has_lost = true;
+                    keep_at = keep_at.min(Instant::now() + COPY_PAUSE);
+                }
                 () = tokio::time::sleep_until(idle_at), if is_unused => {
                     // Without room for other channels, an unused one goes with its history.
                     if (feeder.feed.is_idle(clock.now()) || feeder.feed.is_crowded()) && self.retire() {

@@ -5,6 +5,7 @@
 //! while another one is under way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hermes_model::snapshot::RootChoice;
 use hermes_model::trust::{LOCATE, ROOT_BEFORE};
@@ -20,6 +21,9 @@ use crate::locate::{Question, assigned};
 use crate::next_channel::{ChannelRequests, LOCATE_HERE};
 use crate::siblings::Siblings;
 use crate::{RelayRequest, channel, refusal, text, upstream};
+
+/// The lease of a root that has not moved.
+const LEASE: Duration = Duration::from_secs(60);
 
 /// Moves the root of a channel if its client asks for it, which may publish or subscribe. Returns the response that refuses it.
 pub(crate) async fn serve_client(request: &RelayRequest<'_>) -> Result<Option<Response<Body>>, Error> {
@@ -76,6 +80,9 @@ async fn move_from_home(
         return Err(Refused::new(StatusCode::CONFLICT, "the channel moves already; try again in a moment"));
     }
     let (directory, before) = (&siblings.of_route.directory, Some(current.node.clone()));
+    if *to != own && !siblings.reaches(to) {
+        return Err(Refused::new(StatusCode::BAD_GATEWAY, format!("{to} cannot be reached")));
+    }
     if !directory.move_to(channel, Root { node: to.clone(), before }) {
         return Err(Refused::new(StatusCode::TOO_MANY_REQUESTS, "the channel has just moved; try again in a second"));
     }
@@ -88,8 +95,7 @@ async fn move_from_home(
         }
     };
     if begun.is_err() {
-        directory.forget(channel);
-        directory.assign(channel, current);
+        directory.move_back(channel, to, current, LEASE);
     }
     begun
 }

@@ -31,6 +31,8 @@ use crate::next_relay::{NextRelay, NextResponse};
 /// The bytes of the reason of a refusal, and the time for them.
 const MAX_REASON: usize = 1 << 10;
 const REASON_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for an answer of a relay that waits for nobody else.
+const MAX_ANSWER: Duration = Duration::from_secs(3);
 /// The value of the field that asks only whether the relay itself is the root.
 pub(crate) const LOCATE_HERE: &str = "here";
 /// The time for which a question for a root stands.
@@ -119,6 +121,16 @@ impl NextChannel {
         self.next.send(self.upstream.clone(), facts, Bytes::new())
     }
 
+    /// Sends a question that a relay answers by itself.
+    async fn soon(
+        &self,
+        standing: Standing,
+        fields: impl IntoIterator<Item = (HeaderName, HeaderValue)>,
+    ) -> Result<Response<Body>, Refused> {
+        let response = tokio::time::timeout(MAX_ANSWER, self.send(standing, fields)).await;
+        response.unwrap_or(Err(Error::NoProgress(MAX_ANSWER))).map_err(unreachable)
+    }
+
     /// Subscribes after a position, or to later publications alone. If the timeout is too long for the next relay, it is
     /// the longest that it allows.
     ///
@@ -154,7 +166,7 @@ impl NextChannel {
     pub(crate) async fn leads(&self) -> Result<bool, Refused> {
         let standing = Standing { timeout: TIMEOUT_TO_LOCATE, subscribers: 0, confirmed: None };
         let fields = [(LOCATE, HeaderValue::from_static(LOCATE_HERE))];
-        let response = self.send(standing, fields).await.map_err(unreachable)?;
+        let response = self.soon(standing, fields).await?;
         match response.status() {
             StatusCode::NO_CONTENT => Ok(response.headers().contains_key(ROOT)),
             _ => Err(refused(response).await),
@@ -170,7 +182,7 @@ impl NextChannel {
         let standing = Standing { timeout: TIMEOUT_TO_LOCATE, subscribers: 0, confirmed: None };
         let named = |field, name: Option<&Arc<str>>| Some((field, HeaderValue::from_str(name?).ok()?));
         let fields = [Some((LOCATE, HeaderValue::from_static("true"))), named(ROOT, wish), named(MOVE, to)];
-        let response = self.send(standing, fields.into_iter().flatten()).await.map_err(unreachable)?;
+        let response = self.soon(standing, fields.into_iter().flatten()).await?;
         if response.status() != StatusCode::NO_CONTENT {
             return Err(refused(response).await);
         }
@@ -194,7 +206,7 @@ impl NextChannel {
         let position = value(after).map(|position| (LAST_EVENT_ID, position));
         let before = before.and_then(|before| Some((ROOT_BEFORE, HeaderValue::from_str(before).ok()?)));
         let fields = [(STAND_BY, time.as_secs().into())].into_iter().chain(position).chain(before);
-        let response = self.send(standing, fields).await.map_err(unreachable)?;
+        let response = self.soon(standing, fields).await?;
         match response.status() {
             StatusCode::OK => {}
             StatusCode::NO_CONTENT => return Ok(StandBy::KnowsNothing),

@@ -37,6 +37,8 @@ use crate::{locate, moves};
 const CONTENT_FIELDS: &str = "content-";
 /// The time for which a reliable publication waits for another copy when the last one is lost.
 const GRACE: Duration = Duration::from_secs(4);
+/// The time for which a publication waits until this node has found the root of its channel.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The attempts to find the root of a channel whose root moves, and the pause between two of them.
 const MAX_ATTEMPTS: usize = 20;
 const FEED_PAUSE: Duration = Duration::from_millis(100);
@@ -261,7 +263,11 @@ impl Outlet {
         let feed = upstream::feed(&self.siblings, &self.requests, &self.channel, self.wish.clone());
         let mut feed = feed
             .map_err(|error| NotPublished::AtNext(Refused::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())))?;
-        Ok(feed.outcome().await)
+        let outcome = tokio::time::timeout(MAX_WAIT, feed.outcome()).await;
+        outcome.map_err(|_| {
+            let reason = "this node has not found the root of the channel; try again";
+            NotPublished::AtNext(Refused::new(StatusCode::SERVICE_UNAVAILABLE, reason))
+        })
     }
 
     /// Publishes at this relay, and counts. A reliable publication waits until all queues have room, until reliable
@@ -284,7 +290,7 @@ impl Outlet {
         let receipt = published?;
         let has_copies = self.mode == RelayMode::Reliable && self.siblings.are_peers() && self.relay().keeps_history();
         let copies = match receipt.id.filter(|_| has_copies) {
-            Some(id) => self.copied(id).await,
+            Some(id) => self.copied(id).await?,
             None => 0,
         };
         Ok(Published { receipt, copies })
@@ -293,16 +299,22 @@ impl Outlet {
     /// Waits until all relays that keep a copy have a publication, and returns their number. One that does not confirm it
     /// for as long as a subscriber may read nothing keeps no copy any more. If the last copy has just been lost, another relay
     /// may keep one in a moment; and the one that has lost its connection counts its copy as complete until then.
-    async fn copied(&self, id: EventId) -> u64 {
-        let Some(mut copies) = self.relay().copies(&self.channel) else { return 0 };
+    ///
+    /// # Errors
+    /// Another relay has become the root without taking over.
+    async fn copied(&self, id: EventId) -> Result<u64, PublishError> {
+        let Some(mut copies) = self.relay().copies(&self.channel) else { return Ok(0) };
         let mut stalls_at = Instant::now() + self.stall;
         loop {
-            let Copies { stand_bys, until, lost, is_handed_over } = *copies.borrow_and_update();
+            let Copies { stand_bys, until, lost, is_root, is_handed_over } = *copies.borrow_and_update();
             if is_handed_over {
-                return 1;
+                return Ok(1);
+            }
+            if !is_root {
+                return Err(PublishError::NotRoot);
             }
             if stand_bys > 0 && until >= id.sequence {
-                return stand_bys as u64;
+                return Ok(stand_bys as u64);
             }
             let patience = match lost {
                 Some(lost) if stand_bys == 0 => (lost + GRACE).saturating_sub(self.siblings.clock.now()),
@@ -310,7 +322,7 @@ impl Outlet {
                 _ => stalls_at.saturating_duration_since(Instant::now()),
             };
             if patience.is_zero() && stand_bys == 0 {
-                return 0;
+                return Ok(0);
             }
             if tokio::time::timeout(patience, copies.changed()).await.is_err() && stand_bys > 0 {
                 let ended = self.relay().end_stand_bys(&self.channel, id);

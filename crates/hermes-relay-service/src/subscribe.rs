@@ -160,7 +160,7 @@ async fn join(
     wish: Option<&Arc<str>>,
 ) -> Result<(Subscription, Vec<Option<NextChannel>>), NotBegun> {
     let siblings = Siblings::of(request);
-    let may_redirect = may_redirect(request);
+    let (may_redirect, peer) = (may_redirect(request), siblings.peer_of(&request.entry.facts));
     let (of_route, clock) = (&siblings.of_route, siblings.clock);
     if !siblings.exist() {
         let subscription = of_route.relay.subscribe(wanted.clone(), clock.now()).map_err(NotBegun::Here)?;
@@ -186,6 +186,14 @@ async fn join(
                 }
             }
             match feed.outcome().await {
+                // A peer that this node follows must not follow it.
+                Outcome::Follows(upstream)
+                    if wanted.behind.is_some()
+                        && peer.as_ref().and_then(|peer| siblings.upstream_of(peer)) == Some(upstream.clone()) =>
+                {
+                    let reason = "this relay follows the one that asks";
+                    return Err(NotBegun::AtNext(Refused::new(StatusCode::LOOP_DETECTED, reason)));
+                }
                 Outcome::Follows(upstream) => match siblings.url_of(&upstream).filter(|_| may_redirect) {
                     Some(url) => return Err(NotBegun::Elsewhere(url)),
                     None => nexts.push(Some(requests.at(&upstream))),

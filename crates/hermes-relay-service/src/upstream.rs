@@ -27,6 +27,8 @@ use crate::siblings::Siblings;
 pub(crate) const TIMEOUT_AT_NEXT: Duration = Duration::from_secs(60);
 /// The time for which a feed stays without subscribers, so that a client that reconnects finds it.
 pub(crate) const LINGER: Duration = Duration::from_secs(5);
+/// The time for a relay to accept the subscription, which may look for the root itself.
+const MAX_FIND: Duration = Duration::from_secs(20);
 /// Shortest and longest pause between two attempts to subscribe again.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
@@ -196,7 +198,9 @@ impl FeedTask {
         let mut last = None;
         for upstream in upstreams.iter().filter(|upstream| !has_other || !feeds.is_away(upstream)) {
             let next = self.requests.at(upstream);
-            match self.subscribe(&next).await {
+            let accepted = tokio::time::timeout(MAX_FIND, self.subscribe(&next)).await;
+            let silent = || Refused::new(StatusCode::GATEWAY_TIMEOUT, "the next relay is silent");
+            match accepted.unwrap_or_else(|_| Err(silent())) {
                 Ok(accepted) => return Ok(Better { next, accepted }),
                 Err(refused) => {
                     if refused.is_unreachable && has_other {

@@ -60,6 +60,8 @@ struct ChannelState {
     hand_overs: u64,
     /// The time at which a relay stopped to keep a copy the last time, or promised to keep one.
     copy_lost: Option<Duration>,
+    /// Another relay has taken over by asking this one.
+    is_handed_over: bool,
 }
 
 /// The members of a channel that share jobs.
@@ -171,6 +173,7 @@ impl Channel {
             has_realtime: false,
             hand_overs: 0,
             copy_lost: None,
+            is_handed_over: false,
         };
         Self {
             name,
@@ -279,7 +282,9 @@ impl Channel {
 
     /// Lets another relay number the publications.
     pub(crate) fn begin_feed(&self) {
-        self.lock().is_fed = true;
+        let mut state = self.lock();
+        state.is_fed = true;
+        self.report_copies(&state);
     }
 
     /// The number of subscribers, and its changes.
@@ -290,7 +295,7 @@ impl Channel {
 
     fn report_audience(&self, state: &ChannelState) {
         if let Some(audience) = self.audience.get() {
-            audience.send_replace(state.subscribers);
+            audience.send_if_modified(|before| std::mem::replace(before, state.subscribers) != state.subscribers);
         }
     }
 
@@ -323,12 +328,20 @@ impl Channel {
     }
 
     /// Ends the subscriptions of stand-bys that have not confirmed this publication. Returns their number.
-    pub(crate) fn end_stand_bys(&self, sequence: u64) -> u64 {
-        let state = self.lock();
-        let is_behind = |member: &&Member| member.confirmed.is_some_and(|confirmed| confirmed < sequence);
-        let behind: Vec<&Member> = state.members.values().filter(is_behind).collect();
-        behind.iter().for_each(|member| member.queue.end(End::Stalled));
-        behind.len() as u64
+    pub(crate) fn end_stand_bys(&self, sequence: u64, now: Duration) -> u64 {
+        let mut state = self.lock();
+        let is_behind = |member: &&mut Member| member.confirmed.is_some_and(|confirmed| confirmed < sequence);
+        let mut count = 0;
+        for member in state.members.values_mut().filter(is_behind) {
+            member.queue.end(End::Stalled);
+            member.confirmed = None;
+            count += 1;
+        }
+        if count > 0 {
+            state.copy_lost = Some(now);
+            self.report_copies(&state);
+        }
+        count
     }
 
     /// Numbers the publications from now on, after those that the channel has. `is_complete`: nothing is missing that
@@ -344,6 +357,7 @@ impl Channel {
             let ended = state.latest_id();
             state.lineage.end_at(ended, is_complete);
             state.epoch = epoch;
+            state.is_handed_over = false;
             self.tell(&mut state, EventId { epoch, ..ended }, is_complete.then_some(0), false, now);
         }
         true
@@ -372,6 +386,7 @@ impl Channel {
         let mut state = self.lock();
         state.is_fed = true;
         state.hand_overs += 1;
+        state.is_handed_over = true;
         self.report_copies(&state);
         let (missed, mut lacking) = (state.missed(after), Vec::new());
         let start = if missed == Some(0) { after } else { state.before_history() };
@@ -643,7 +658,13 @@ impl ChannelState {
     fn copies(&self) -> Copies {
         let confirmed = || self.members.values().filter_map(|member| member.confirmed);
         let until = confirmed().min().unwrap_or_default();
-        Copies { stand_bys: confirmed().count(), until, lost: self.copy_lost, is_handed_over: self.is_fed }
+        Copies {
+            stand_bys: confirmed().count(),
+            until,
+            lost: self.copy_lost,
+            is_root: !self.is_fed,
+            is_handed_over: self.is_handed_over,
+        }
     }
 
     /// The ends of all epochs that are known, oldest first; that of the current one is the position of the channel.

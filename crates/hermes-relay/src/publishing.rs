@@ -44,7 +44,9 @@ pub struct Copies {
     pub until: u64,
     /// The time at which a relay stopped to keep a copy the last time, or promised to keep one.
     pub lost: Option<Duration>,
-    /// Another relay has taken over, and has them all.
+    /// This relay numbers the publications.
+    pub is_root: bool,
+    /// Another relay has taken over by asking this one, and has them all.
     pub is_handed_over: bool,
 }
 

@@ -196,7 +196,8 @@ impl Relay {
 
     /// Ends the subscriptions of stand-bys that have not confirmed a publication. Returns their number.
     pub fn end_stand_bys(&self, channel: &str, id: EventId) -> u64 {
-        self.lock().channels.get(channel).map_or(0, |channel| channel.end_stand_bys(id.sequence))
+        let table = self.lock();
+        table.channels.get(channel).map_or(0, |channel| channel.end_stand_bys(id.sequence, table.now))
     }
 
     /// Ends the subscriptions of other relays to a channel, so that they look for its root again.
