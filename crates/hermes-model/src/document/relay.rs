@@ -69,7 +69,7 @@ pub struct RelayPeer {
     /// Upstream that leads to the node. Default: the upstream with the name of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
-    /// Origin to which clients are redirected if this node is the root, as in https://one.example. Default none: clients stay
+    /// Origin to which clients are redirected if this node is the root, as in `https://one.example`. Default none: clients stay
     /// at the node that they ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
