@@ -47,7 +47,7 @@ impl FeedTask {
             let has_pending = pending.is_some();
             let is_idle = self.is_unused();
             let position = self.feeder.feed.position();
-            // What arrives meanwhile is confirmed together.
+            // One confirmation at a time; the next one covers all publications since.
             copy.reaches(position, &epochs);
             if keeps_copy && confirmed != position && refreshing.is_none() {
                 confirmed = position;
@@ -143,10 +143,10 @@ fn pause_after(refreshed: &Result<Response<Body>, Error>, timeout: Duration, kee
     }
 }
 
-/// The history from before a subscription, which arrives beside it.
+/// A request for the history from before the subscription.
 type Copying<'f> = Pin<Box<dyn Future<Output = bool> + 'f>>;
 
-/// What a copy has of its channel.
+/// The parts of a copy that are complete.
 #[derive(Default)]
 struct CopyState {
     /// All from before the subscription.

@@ -31,7 +31,7 @@ pub(crate) async fn copy(next: NextChannel, feed: &Feed, relay: Arc<Relay>, max_
                 position = id.sequence;
                 older.push(publication);
             }
-            // Another root goes on.
+            // The epoch changes.
             Ok(Ok(NextDelivery::Gap { missed: Some(0), .. } | NextDelivery::Nothing)) => {}
             Ok(Ok(NextDelivery::Gap { .. }) | Err(_)) | Err(_) => return false,
         }

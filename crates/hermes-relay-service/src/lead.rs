@@ -151,7 +151,7 @@ impl FeedTask {
     }
 }
 
-/// What other peers have had of a channel.
+/// The result of a request to take a channel over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Found {
     /// A peer has handed over all that it has.
@@ -176,8 +176,8 @@ impl Lead<'_> {
     /// Takes over what the peers after this node have, or the node that was the root before. The first peer that can be
     /// reached keeps a copy from now on.
     ///
-    /// `is_new`: this node has nothing of the channel. Otherwise, what a peer has counts only if it goes on from there: the
-    /// peer may have fallen behind.
+    /// `is_new`: this node has no publication of the channel, and accepts any. Otherwise it accepts only those that follow its
+    /// own without a gap, since the peer may have fallen behind.
     async fn take_over(&self, before: Option<&Arc<str>>, is_new: bool) -> Found {
         let upstream = before.and_then(|before| self.siblings.upstream_of(before));
         let from_before = match &upstream {
@@ -222,7 +222,8 @@ impl Lead<'_> {
         found
     }
 
-    /// Has the first peer that can be reached keep a copy, or keep it for longer. What it has, it has from this node.
+    /// Asks the first peer that can be reached to keep a copy, or to keep it for longer. Its publications are ignored: they are
+    /// from this node.
     async fn keep_copy(&self) -> Kept {
         match self.ask(self.below, None).await {
             Some((_, StandBy::Root(root))) => Kept::Root(root),

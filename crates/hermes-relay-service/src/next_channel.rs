@@ -253,7 +253,7 @@ pub(crate) enum StandBy {
     Root(Arc<str>),
 }
 
-/// What another relay hands over.
+/// The publications that another relay hands over.
 pub(crate) struct HandedOver {
     pub(crate) deliveries: NextDeliveries,
     /// The ends of the epochs that it knows.

@@ -65,7 +65,7 @@ pub(crate) struct RouteRelay {
     pub(crate) tree: watch::Sender<RelayTree>,
 }
 
-/// What makes a tree another one, where identifiers have other meanings.
+/// The part of the settings whose change makes identifiers of publications invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TreeIdentity {
     Root,

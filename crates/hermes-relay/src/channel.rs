@@ -5,6 +5,8 @@
 //! keeps it, and it goes to another member if its taker goes. Never: a publication in the queue of one subscriber that
 //! another one of a reliable channel does not get.
 
+mod root;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -16,7 +18,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::EventId;
 use crate::limits::RelayLimits;
 use crate::lineage::Lineage;
-use crate::publication::{FedPublication, NewPublication, Publication};
+use crate::publication::{NewPublication, Publication};
 use crate::publishing::{Audience, Copies, Place, PublishProgress, Receipt};
 use crate::queue::{Delivery, End, Offered, Room, SubscriberQueue};
 use crate::request::PublishError;
@@ -28,7 +30,7 @@ pub(crate) struct Channel {
     pub(crate) turn: Arc<Semaphore>,
     /// The number of subscribers, for a channel that another relay feeds.
     audience: OnceLock<watch::Sender<u64>>,
-    /// What stand-bys have of its publications.
+    /// The confirmed copies of its publications.
     copies: OnceLock<watch::Sender<Copies>>,
     state: Mutex<ChannelState>,
 }
@@ -132,7 +134,7 @@ pub(crate) struct Joined {
     pub(crate) epochs: Vec<EventId>,
 }
 
-/// What a relay hands over when another one becomes the root.
+/// The state that a relay hands over when another one becomes the root.
 #[derive(Debug)]
 pub struct HandOver {
     /// The publications that the other relay lacks, and the gaps between them.
@@ -233,7 +235,7 @@ impl Channel {
         joined
     }
 
-    /// What the history has after a position, and the changes of the epoch.
+    /// Passes on the publications of the history after a position, and the changes of the epoch between them.
     fn replay(&self, state: &ChannelState, start: EventId, after: u64, mut push: impl FnMut(Delivery)) {
         let mut changes = state.lineage.changes_after(start, state.latest_id()).into_iter().peekable();
         let change = |(until, is_complete): (EventId, bool)| {
@@ -296,160 +298,6 @@ impl Channel {
     fn report_audience(&self, state: &ChannelState) {
         if let Some(audience) = self.audience.get() {
             audience.send_if_modified(|before| std::mem::replace(before, state.subscribers) != state.subscribers);
-        }
-    }
-
-    /// A stand-by has the publications up to this one. `None`: it no longer keeps a copy.
-    pub(crate) fn confirm(&self, number: u64, until: Option<EventId>, now: Duration) {
-        let mut state = self.lock();
-        let sequence = until.map(|until| state.lineage.sequence_of(until, state.epoch));
-        let Some(member) = state.members.get_mut(&number) else { return };
-        let had_copy = member.confirmed.is_some();
-        member.confirmed = match sequence {
-            None => None,
-            Some(sequence) => member.confirmed.map(|before| before.max(sequence.unwrap_or_default())),
-        };
-        if had_copy && sequence.is_none() {
-            state.copy_lost = Some(now);
-        }
-        self.report_copies(&state);
-    }
-
-    /// What stand-bys have, and its changes.
-    pub(crate) fn copies(&self) -> watch::Receiver<Copies> {
-        let state = self.lock();
-        self.copies.get_or_init(|| watch::Sender::new(state.copies())).subscribe()
-    }
-
-    fn report_copies(&self, state: &ChannelState) {
-        if let Some(copies) = self.copies.get() {
-            copies.send_if_modified(|before| std::mem::replace(before, state.copies()) != state.copies());
-        }
-    }
-
-    /// Ends the subscriptions of stand-bys that have not confirmed this publication. Returns their number.
-    pub(crate) fn end_stand_bys(&self, sequence: u64, now: Duration) -> u64 {
-        let mut state = self.lock();
-        let is_behind = |member: &&mut Member| member.confirmed.is_some_and(|confirmed| confirmed < sequence);
-        let mut count = 0;
-        for member in state.members.values_mut().filter(is_behind) {
-            member.queue.end(End::Stalled);
-            member.confirmed = None;
-            count += 1;
-        }
-        if count > 0 {
-            state.copy_lost = Some(now);
-            self.report_copies(&state);
-        }
-        count
-    }
-
-    /// Numbers the publications from now on, after those that the channel has. `is_complete`: nothing is missing that
-    /// another root has published. Returns false if it has been handed over meanwhile: `hand_overs` is their number before.
-    pub(crate) fn lead(&self, epoch: u64, is_complete: bool, hand_overs: u64, now: Duration) -> bool {
-        let mut state = self.lock();
-        if state.hand_overs != hand_overs {
-            return false;
-        }
-        if std::mem::take(&mut state.is_fed) {
-            // Always another epoch: the earlier root may still publish in its own. What this relay has stays of use, even if
-            // something is missing after it.
-            let ended = state.latest_id();
-            state.lineage.end_at(ended, is_complete);
-            state.epoch = epoch;
-            state.is_handed_over = false;
-            self.tell(&mut state, EventId { epoch, ..ended }, is_complete.then_some(0), false, now);
-        }
-        true
-    }
-
-    /// Another relay is about to keep a copy.
-    pub(crate) fn expect_copy(&self, now: Duration) {
-        let mut state = self.lock();
-        state.copy_lost = Some(now);
-        self.report_copies(&state);
-    }
-
-    /// The times that another relay has become the root by asking this one.
-    pub(crate) fn hand_overs(&self) -> u64 {
-        self.lock().hand_overs
-    }
-
-    /// Ends the subscriptions of other relays, so that they subscribe at the new root.
-    pub(crate) fn end_relays(&self) {
-        let state = self.lock();
-        state.members.values().filter(|member| member.is_node).for_each(|member| member.queue.end(End::Closed));
-    }
-
-    /// Lets another relay number the publications. Returns those that it lacks, if it has those up to `after`.
-    pub(crate) fn hand_over(&self, after: EventId) -> HandOver {
-        let mut state = self.lock();
-        state.is_fed = true;
-        state.hand_overs += 1;
-        state.is_handed_over = true;
-        self.report_copies(&state);
-        let (missed, mut lacking) = (state.missed(after), Vec::new());
-        let start = if missed == Some(0) { after } else { state.before_history() };
-        if missed != Some(0) {
-            lacking.push(Delivery::Gap { channel: self.name.clone(), missed, until: start });
-        }
-        let known = state.lineage.sequence_of(after, state.epoch).unwrap_or_default();
-        self.replay(&state, start, known, |delivery| lacking.push(delivery));
-        HandOver { lacking, epochs: state.epochs() }
-    }
-
-    /// Whether nobody subscribes, and what it keeps is older than `age`.
-    pub(crate) fn is_idle(&self, now: Duration, age: Duration) -> bool {
-        let state = self.lock();
-        state.subscribers == 0 && (state.history.is_empty() || now.saturating_sub(state.used) >= age)
-    }
-
-    /// Whether no publication is realtime, so that a stand-by has all whose publishers have a response.
-    pub(crate) fn is_reliable(&self) -> bool {
-        !self.lock().has_realtime
-    }
-
-    /// Whether this relay numbers the publications.
-    pub(crate) fn leads(&self) -> bool {
-        !self.lock().is_fed
-    }
-
-    /// The position after the latest publication.
-    pub(crate) fn position(&self) -> EventId {
-        self.lock().latest_id()
-    }
-
-    /// Continues after a position of the relay that feeds this channel. Subscribers learn of what they miss.
-    pub(crate) fn continue_after(&self, missed: Option<u64>, until: EventId, now: Duration) {
-        self.enter_epoch(&mut self.lock(), until, missed, now);
-    }
-
-    fn enter_epoch(&self, state: &mut ChannelState, until: EventId, missed: Option<u64>, now: Duration) {
-        let is_same_epoch = state.epoch == until.epoch;
-        if missed == Some(0) && is_same_epoch {
-            return;
-        }
-        if missed == Some(0) && !is_same_epoch {
-            state.forget_after(until.sequence);
-            state.lineage.end_at(EventId { sequence: until.sequence, epoch: state.epoch }, true);
-        } else {
-            // A history has no holes.
-            state.history.clear();
-            state.history_bytes = 0;
-            if !is_same_epoch {
-                state.lineage.clear();
-            }
-        }
-        (state.epoch, state.latest) = (until.epoch, until.sequence);
-        self.tell(state, until, missed, is_same_epoch, now);
-    }
-
-    /// Tells the subscribers what they miss up to the position of the channel.
-    fn tell(&self, state: &mut ChannelState, until: EventId, missed: Option<u64>, is_same_epoch: bool, now: Duration) {
-        for member in state.members.values_mut() {
-            if let Some(missed) = member.misses(missed, until, is_same_epoch) {
-                member.queue.push(Delivery::Gap { channel: self.name.clone(), missed, until }, now);
-            }
         }
     }
 
@@ -566,38 +414,6 @@ impl Channel {
         Ok(PublishProgress::Done(receipt))
     }
 
-    /// The position before the oldest publication of the history.
-    pub(crate) fn before_history(&self) -> EventId {
-        self.lock().before_history()
-    }
-
-    /// Adds older publications to the history, in their order, if the latest of them comes right before it.
-    pub(crate) fn prepend(&self, older: Vec<FedPublication>, limits: &RelayLimits, memory: &Arc<AtomicU64>) {
-        let mut state = self.lock();
-        for FedPublication { content, id, is_reliable } in older.into_iter().rev() {
-            let before = state.before_history();
-            let Some(id) = id.filter(|id| id.sequence == before.sequence) else { return };
-            let publication = Arc::new(Publication::new(self.name.clone(), Some(id), content, is_reliable, memory));
-            let bytes = state.history_bytes + publication.bytes();
-            if state.history.len() >= limits.history || bytes > limits.history_bytes {
-                return;
-            }
-            if id.epoch != before.epoch {
-                state.lineage.begin_at(id);
-            }
-            state.has_realtime |= !is_reliable;
-            state.history_bytes = bytes;
-            state.history.push_front(publication);
-        }
-    }
-
-    /// Learns earlier epochs from the relay that feeds the channel.
-    pub(crate) fn learn(&self, epochs: &[EventId]) {
-        let mut state = self.lock();
-        let epoch = state.epoch;
-        state.lineage.learn(epochs, epoch);
-    }
-
     /// Whether the history still has this publication.
     pub(crate) fn remembers(&self, id: EventId) -> bool {
         self.lock().remembers(id)
@@ -654,7 +470,7 @@ impl ChannelState {
         if self.is_fed == matches!(place, Place::Fed(_)) { Ok(()) } else { Err(PublishError::NotRoot) }
     }
 
-    /// What stand-bys have.
+    /// The confirmed copies.
     fn copies(&self) -> Copies {
         let confirmed = || self.members.values().filter_map(|member| member.confirmed);
         let until = confirmed().min().unwrap_or_default();

@@ -35,7 +35,7 @@ impl Place {
     }
 }
 
-/// What the stand-bys of a channel have of its publications.
+/// The confirmed copies of a channel's publications.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
     /// The relays that keep a copy.

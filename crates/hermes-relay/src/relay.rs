@@ -189,7 +189,7 @@ impl Relay {
         memberships.iter().for_each(|membership| membership.channel.confirm(membership.joined.number, until, now));
     }
 
-    /// What stand-bys have of a channel, and its changes. `None`: there is no such channel.
+    /// The confirmed copies of a channel, and their changes. `None`: there is no such channel.
     pub fn copies(&self, channel: &str) -> Option<watch::Receiver<Copies>> {
         self.lock().channels.get(channel).map(|channel| channel.copies())
     }

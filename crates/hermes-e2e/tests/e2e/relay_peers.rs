@@ -336,10 +336,10 @@ async fn only_peers_ask_for_a_copy() {
     let mut subscriber = Subscriber::new(&node, "/events/a", &json(&[]), 1).await;
     let forged = ["--header", "hermes-stand-by: 60", "--header", "last-event-id: 0000000000000001-0"];
     let (status, _, body) = curl(&node, "/events/a", &[&HOST[..], &forged].concat()).await;
-    assert_eq!(status, 400, "the field is not believed: {body}");
+    assert_eq!(status, 400, "the field of a client is ignored: {body}");
     let confirmed = ["--header", "hermes-confirmed: 0000000000000001-9"];
     let _claims = Subscriber::new(&node, "/events/a", &[&json(&[])[..], &confirmed].concat(), 2).await;
-    // The other peer is not there, and nobody keeps a copy.
+    // The other peer does not run, so there is no copy.
     let (status, head, _) = publish(&node, "/events/a", "x", &HOST).await;
     assert_eq!((status, field(&head, "hermes-copies")), (204, None), "{head}");
     assert_eq!(next(&mut subscriber).await["data"], "x");

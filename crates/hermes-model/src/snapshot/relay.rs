@@ -10,7 +10,7 @@ use crate::rendezvous::weight;
 /// Serves the URIs of a route as channels: a GET subscribes, a PUT or POST publishes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Relay {
-    /// Where the roots of channels are.
+    /// The relays that serve the channels together.
     pub tree: RelayTree,
     /// The rule for publications that name none.
     pub mode: RelayMode,
