@@ -1,12 +1,15 @@
 //! A client of relays, for programs and for the command line.
 //!
 //! In: the URL of a channel. Out: a [`Publisher`], which sends one publication after the other and learns how many
-//! subscribers each reached, or a [`Subscriber`], which receives them and can be told to resume. Connections are HTTP/1.1,
-//! in plaintext or over TLS. Never: a retry on its own; the caller knows whether a publication may be sent twice.
+//! subscribers each reached; a [`Subscription`], which receives them across failures; or a connection of two clients
+//! (`connection`). Requests are HTTP/1.1, in plaintext or over TLS. Never: a publication that is sent twice; the caller knows
+//! whether it may be.
 
 mod publisher;
 mod subscriber;
+mod subscription;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -26,6 +29,7 @@ use tokio::task::JoinSet;
 
 pub use self::publisher::{Acceptance, PublishOptions, Publisher};
 pub use self::subscriber::{Event, SubscribeOptions, Subscriber};
+pub use self::subscription::{Received, Subscription};
 
 /// The longest reason of a refusal that is read.
 const MAX_REASON: usize = 4096;
@@ -38,6 +42,8 @@ pub struct ClientOptions {
     pub proxy: Option<Uri>,
     /// A file of CA certificates (PEM); `None` means those of the system.
     pub ca: Option<PathBuf>,
+    /// The local address of connections, for hosts with several networks; `None` lets the system choose.
+    pub source: Option<IpAddr>,
     /// Fields of each request.
     pub headers: HeaderMap,
     /// The key that signs each request, for self-certifying channels; `None` means no signature.
@@ -49,7 +55,14 @@ pub struct ClientOptions {
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        Self { proxy: None, ca: None, headers: HeaderMap::new(), key: None, patience: Duration::from_secs(30) }
+        Self {
+            proxy: None,
+            ca: None,
+            source: None,
+            headers: HeaderMap::new(),
+            key: None,
+            patience: Duration::from_secs(30),
+        }
     }
 }
 
@@ -105,7 +118,7 @@ impl Client {
     ///
     /// # Errors
     /// The URL has no host or another scheme, or the CA certificates cannot be read.
-    pub fn new(url: Uri, options: ClientOptions) -> Result<Self, ClientError> {
+    pub fn new(url: Uri, options: ClientOptions) -> Result<Arc<Self>, ClientError> {
         let invalid =
             |why: &str| ClientError::Invalid(format!("{url}: {why}; write http://HOST/PATH or https://HOST/PATH"));
         let is_tls = match url.scheme_str() {
@@ -121,7 +134,7 @@ impl Client {
         let host = host.trim_matches(['[', ']']).to_owned();
         let port = peer.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
         let tls = if is_tls { Some(tls_config(&options)?) } else { None };
-        Ok(Self { url, host, port, tls, resolver: Resolver::from_system(), options })
+        Ok(Arc::new(Self { url, host, port, tls, resolver: Resolver::from_system(), options }))
     }
 
     async fn connect(&self) -> Result<Connection, ClientError> {
@@ -129,7 +142,7 @@ impl Client {
             let addresses = self.resolver.resolve(&self.host).await;
             let addresses = addresses.map_err(|error| ClientError::Broken(error.to_string()))?;
             let failed = |error| ClientError::Broken(format!("cannot connect to {}:{}: {error}", self.host, self.port));
-            let tcp = dial::connect(&addresses, self.port).await.map_err(failed)?;
+            let tcp = dial::connect_from(self.options.source, &addresses, self.port).await.map_err(failed)?;
             let io = match &self.tls {
                 Some(config) => tls::connect(config.clone(), &self.host, tcp).await.map_err(failed)?,
                 None => Io::Plain(tcp),

@@ -3,6 +3,8 @@
 //! In: content. Out: how many subscribers have it in their queue. A connection that the relay closed between two
 //! publications is replaced. Never: a publication that is sent twice.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, RELAY, SUBSCRIBERS};
 use http::header::CONTENT_TYPE;
@@ -33,20 +35,20 @@ pub struct Acceptance {
 }
 
 /// Publishes to a channel.
-pub struct Publisher<'c> {
-    client: &'c Client,
+pub struct Publisher {
+    client: Arc<Client>,
     options: PublishOptions,
     connection: Option<Connection>,
 }
 
 impl Client {
     /// A publisher, which connects with its first publication.
-    pub fn publisher(&self, options: PublishOptions) -> Publisher<'_> {
-        Publisher { client: self, options, connection: None }
+    pub fn publisher(self: &Arc<Self>, options: PublishOptions) -> Publisher {
+        Publisher { client: self.clone(), options, connection: None }
     }
 }
 
-impl Publisher<'_> {
+impl Publisher {
     /// Publishes, and waits for the answer. A reliable publication may take as long as the slowest subscriber.
     ///
     /// # Errors

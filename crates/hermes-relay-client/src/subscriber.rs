@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,11 +57,20 @@ pub enum Event {
     },
 }
 
-type Refreshing<'c> = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send + 'c>>;
+impl Event {
+    /// The position to resume from.
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Publication { id, .. } | Self::Missed { id, .. } => id,
+        }
+    }
+}
+
+type Refreshing = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send>>;
 
 /// Subscribes to a channel.
-pub struct Subscriber<'c> {
-    client: &'c Client,
+pub struct Subscriber {
+    client: Arc<Client>,
     body: Incoming,
     parser: Parser,
     waiting: VecDeque<Event>,
@@ -72,7 +82,7 @@ pub struct Subscriber<'c> {
     max_silence: Option<Duration>,
     silent_at: Instant,
     /// A refresh on a connection of its own. Publications are read meanwhile.
-    refreshing: Option<Refreshing<'c>>,
+    refreshing: Option<Refreshing>,
     _connection: Connection,
 }
 
@@ -81,7 +91,7 @@ impl Client {
     ///
     /// # Errors
     /// The relay refuses it, or cannot be reached.
-    pub async fn subscribe(&self, options: &SubscribeOptions) -> Result<Subscriber<'_>, ClientError> {
+    pub async fn subscribe(self: &Arc<Self>, options: &SubscribeOptions) -> Result<Subscriber, ClientError> {
         let mut connection = self.connect().await?;
         let mut fields = HeaderMap::new();
         fields.insert(SUBSCRIBE, HeaderValue::from_static("true"));
@@ -107,7 +117,7 @@ impl Client {
         });
         let position = headers.get(EVENT_ID).and_then(|id| id.to_str().ok()).ok_or_else(no_relay)?.to_owned();
         Ok(Subscriber {
-            client: self,
+            client: self.clone(),
             body: response.into_body(),
             parser,
             waiting: VecDeque::new(),
@@ -122,7 +132,7 @@ impl Client {
         })
     }
 
-    async fn refresh(&self, subscription: HeaderValue, timeout: Duration) -> Result<(), ClientError> {
+    async fn refresh(self: Arc<Self>, subscription: HeaderValue, timeout: Duration) -> Result<(), ClientError> {
         let mut connection = self.connect().await?;
         let mut fields = HeaderMap::new();
         fields.insert(SUBSCRIPTION, subscription);
@@ -133,7 +143,7 @@ impl Client {
     }
 }
 
-impl<'c> Subscriber<'c> {
+impl Subscriber {
     /// The position at which the subscription began, to resume from if no event has arrived.
     pub fn position(&self) -> &str {
         &self.position
@@ -161,7 +171,7 @@ impl<'c> Subscriber<'c> {
                     continue;
                 }
                 () = tokio::time::sleep_until(self.refresh_at), if self.refreshing.is_none() => {
-                    let (client, subscription, timeout) = (self.client, self.subscription.clone(), self.timeout);
+                    let (client, subscription, timeout) = (self.client.clone(), self.subscription.clone(), self.timeout);
                     self.refreshing = Some(Box::pin(client.refresh(subscription, timeout)));
                     continue;
                 }
@@ -204,7 +214,7 @@ impl<'c> Subscriber<'c> {
 }
 
 /// The outcome of a refresh; never ready without one.
-async fn refreshed(refreshing: &mut Option<Refreshing<'_>>) -> Result<(), ClientError> {
+async fn refreshed(refreshing: &mut Option<Refreshing>) -> Result<(), ClientError> {
     match refreshing {
         Some(refreshing) => refreshing.await,
         None => std::future::pending().await,

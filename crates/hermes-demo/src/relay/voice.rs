@@ -3,6 +3,7 @@
 //! In: the nodes, and a length. Out: the delay of each packet from hall to yard, over the relays and, in the same seconds,
 //! over UDP on loopback. A packet has its number; sender and receiver are one process, so their clock is one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -81,7 +82,7 @@ async fn pace<F: Future<Output = anyhow::Result<()>>>(
 
 async fn over_relays(tree: &Tree, count: usize) -> anyhow::Result<Stream> {
     let url: http::Uri = Tree::channel("voice").parse()?;
-    let at = |node: std::net::SocketAddr| -> anyhow::Result<Client> {
+    let at = |node: std::net::SocketAddr| -> anyhow::Result<Arc<Client>> {
         let options = ClientOptions { proxy: Some(format!("http://{node}").parse()?), ..ClientOptions::default() };
         Ok(Client::new(url.clone(), options)?)
     };

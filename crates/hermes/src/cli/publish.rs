@@ -4,6 +4,7 @@
 //! that it reached. Never: a publication that is sent again after its connection broke, since it may have arrived.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -66,7 +67,7 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    pub(super) fn client(self, url: Uri) -> anyhow::Result<Client> {
+    pub(super) fn client(self, url: Uri) -> anyhow::Result<Arc<Client>> {
         let headers = self.headers.into_iter().collect();
         let key = self.key.as_deref().map(key::read).transpose()?;
         let options = ClientOptions { proxy: self.proxy, ca: self.ca, headers, key, ..ClientOptions::default() };
@@ -118,7 +119,7 @@ impl Publish {
     }
 }
 
-async fn one(publisher: &mut Publisher<'_>, content: Vec<u8>, as_json: bool) -> anyhow::Result<ExitCode> {
+async fn one(publisher: &mut Publisher, content: Vec<u8>, as_json: bool) -> anyhow::Result<ExitCode> {
     let Acceptance { id, subscribers, delivered } = publisher.publish(Bytes::from(content)).await?;
     if as_json {
         print(&format!("{}\n", json!({"id": id, "subscribers": subscribers, "delivered": delivered})))?;

@@ -12,17 +12,13 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use clap::Parser;
 use hermes_model::document::scalar::HumanDuration;
-use hermes_relay_client::{Client, ClientError, Event, SubscribeOptions};
+use hermes_relay_client::{Event, Received, SubscribeOptions, Subscription};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Uri};
 use serde_json::{Value, json};
 
 use super::output::{counted, print};
 use super::publish::Reach;
-
-/// The pauses between attempts to subscribe again.
-const MIN_RETRY_DELAY: Duration = Duration::from_millis(250);
-const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Print the publications of a channel of a relay.
 ///
@@ -63,94 +59,39 @@ impl Subscribe {
     }
 
     async fn subscribe(self) -> anyhow::Result<ExitCode> {
-        let client = self.reach.client(self.url)?;
-        let mut session = Session {
-            options: SubscribeOptions {
-                timeout: self.timeout,
-                after: self.last_event_id,
-                group: self.group,
-                ..SubscribeOptions::default()
-            },
-            left: self.count,
-            as_json: self.json,
-            has_begun: false,
+        let options = SubscribeOptions {
+            timeout: self.timeout,
+            after: self.last_event_id,
+            group: self.group,
+            ..SubscribeOptions::default()
         };
-        let mut pause = MIN_RETRY_DELAY;
-        loop {
-            let before = session.options.after.clone();
-            match session.receive(&client).await? {
-                Received::Enough => return Ok(ExitCode::SUCCESS),
-                // The relay has ended an orderly subscription, such as one whose channel moved.
-                Received::Ended => {}
-                Received::Failed(error) if session.has_begun && error.is_transient() => {
-                    eprintln!("hermes: {error}; subscribing again");
-                }
-                Received::Failed(error) => return Err(error.into()),
+        let mut subscription = Subscription::new(self.reach.client(self.url)?, options);
+        let mut output = Output { left: self.count, as_json: self.json };
+        while output.left != Some(0) {
+            match subscription.next().await? {
+                Received::Event(event) => output.print(event)?,
+                Received::Interrupted(error) => eprintln!("hermes: {error}; subscribing again"),
             }
-            if session.options.after != before {
-                pause = MIN_RETRY_DELAY;
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_RETRY_DELAY);
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
-/// A subscription across failures.
-struct Session {
-    options: SubscribeOptions,
+struct Output {
     /// The publications that are still wanted; `None` means all.
     left: Option<u64>,
     as_json: bool,
-    /// The relay has accepted a subscription before, so a failure may pass.
-    has_begun: bool,
 }
 
-/// The end of one subscription.
-enum Received {
-    Enough,
-    Ended,
-    Failed(ClientError),
-}
-
-impl Session {
-    /// Subscribes, and prints until the subscription ends.
-    async fn receive(&mut self, client: &Client) -> anyhow::Result<Received> {
-        if self.left == Some(0) {
-            return Ok(Received::Enough);
-        }
-        let mut subscriber = match client.subscribe(&self.options).await {
-            Ok(subscriber) => subscriber,
-            Err(error) => return Ok(Received::Failed(error)),
-        };
-        self.has_begun = true;
-        self.options.after.get_or_insert_with(|| subscriber.position().to_owned());
-        loop {
-            match subscriber.next().await {
-                Ok(Some(event)) => self.print(event)?,
-                Ok(None) => return Ok(Received::Ended),
-                Err(error) => return Ok(Received::Failed(error)),
-            }
-            if self.left == Some(0) {
-                return Ok(Received::Enough);
-            }
-        }
-    }
-
+impl Output {
     fn print(&mut self, event: Event) -> anyhow::Result<()> {
         match event {
             Event::Missed { id, count: missed } if self.as_json => {
-                let line = format!("{}\n", json!({"id": id, "missed": missed}));
-                self.options.after = Some(id);
-                print(&line)
+                print(&format!("{}\n", json!({"id": id, "missed": missed})))
             }
             // The channel has another root.
-            Event::Missed { id, count: Some(0) } => {
-                self.options.after = Some(id);
-                Ok(())
-            }
-            Event::Missed { id, count: missed } => {
-                self.options.after = Some(id);
+            Event::Missed { count: Some(0), .. } => Ok(()),
+            Event::Missed { count: missed, .. } => {
                 let missed = missed.and_then(|missed| usize::try_from(missed).ok());
                 let text = missed.map_or_else(|| "publications".to_owned(), |missed| counted(missed, "publication"));
                 eprintln!("hermes: missed {text}");
@@ -158,7 +99,6 @@ impl Session {
             }
             Event::Publication { id, headers, body } => {
                 self.left = self.left.map(|left| left.saturating_sub(1));
-                self.options.after = Some(id.clone());
                 if self.as_json {
                     return print(&format!("{}\n", line(&id, &headers, &body)));
                 }
