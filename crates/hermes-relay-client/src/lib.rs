@@ -1,9 +1,8 @@
 //! A client of relays, for programs and for the command line.
 //!
 //! In: the URL of a channel. Out: a [`Publisher`], which sends one publication after the other and learns how many
-//! subscribers each reached; a [`Subscription`], which receives them across failures; or a connection of two clients
-//! (`connection`). Requests are HTTP/1.1, in plaintext or over TLS. Never: a publication that is sent twice; the caller knows
-//! whether it may be.
+//! subscribers each reached, or a [`Subscription`], which receives them across failures. Requests are HTTP/1.1, in plaintext
+//! or over TLS. Never: a publication that is sent twice; the caller knows whether it may be.
 
 mod publisher;
 mod subscriber;
