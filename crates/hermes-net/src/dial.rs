@@ -75,16 +75,7 @@ impl Addresses {
 /// # Errors
 /// The error of the last failed attempt, or `InvalidInput` if there is no address.
 pub async fn connect(addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
-    connect_from(None, addresses, port).await
-}
-
-/// Connects like [`connect`], from this local address. `None` lets the system choose it.
-///
-/// # Errors
-/// The errors of [`connect`]; among them, that this host does not have the local address.
-pub async fn connect_from(source: Option<IpAddr>, addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
-    let bind = move |socket: &TcpSocket| source.map_or(Ok(()), |source| socket.bind(SocketAddr::new(source, 0)));
-    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), bind)).await
+    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), |_| Ok(()))).await
 }
 
 /// Connects like [`connect`], for a session: the socket must not use the file descriptors that are reserved for

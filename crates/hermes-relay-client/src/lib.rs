@@ -8,7 +8,6 @@ mod publisher;
 mod subscriber;
 mod subscription;
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -41,8 +40,6 @@ pub struct ClientOptions {
     pub proxy: Option<Uri>,
     /// A file of CA certificates (PEM); `None` means those of the system.
     pub ca: Option<PathBuf>,
-    /// The local address of connections, for hosts with several networks; `None` lets the system choose.
-    pub source: Option<IpAddr>,
     /// Fields of each request.
     pub headers: HeaderMap,
     /// The key that signs each request, for self-certifying channels; `None` means no signature.
@@ -54,14 +51,7 @@ pub struct ClientOptions {
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        Self {
-            proxy: None,
-            ca: None,
-            source: None,
-            headers: HeaderMap::new(),
-            key: None,
-            patience: Duration::from_secs(30),
-        }
+        Self { proxy: None, ca: None, headers: HeaderMap::new(), key: None, patience: Duration::from_secs(30) }
     }
 }
 
@@ -141,7 +131,7 @@ impl Client {
             let addresses = self.resolver.resolve(&self.host).await;
             let addresses = addresses.map_err(|error| ClientError::Broken(error.to_string()))?;
             let failed = |error| ClientError::Broken(format!("cannot connect to {}:{}: {error}", self.host, self.port));
-            let tcp = dial::connect_from(self.options.source, &addresses, self.port).await.map_err(failed)?;
+            let tcp = dial::connect(&addresses, self.port).await.map_err(failed)?;
             let io = match &self.tls {
                 Some(config) => tls::connect(config.clone(), &self.host, tcp).await.map_err(failed)?,
                 None => Io::Plain(tcp),

@@ -14,7 +14,7 @@ use crate::{Client, ClientError, Event, SubscribeOptions, Subscriber};
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(250);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(10);
 
-/// What a subscription brings.
+/// A result of [`Subscription::next`].
 #[derive(Debug)]
 pub enum Received {
     /// A publication or a hole.
@@ -57,7 +57,7 @@ impl Subscription {
         Ok(())
     }
 
-    /// Waits for what the subscription brings next.
+    /// Waits for the next publication, hole or interruption.
     ///
     /// # Errors
     /// The first subscription fails, or the relay refuses a later one for good.
@@ -83,12 +83,6 @@ impl Subscription {
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// Subscribes again at once, over a new connection. The network may have changed.
-    pub fn renew(&mut self) {
-        self.current = None;
-        self.retry_at = Instant::now();
     }
 
     fn interrupted(&mut self, error: ClientError) -> Received {

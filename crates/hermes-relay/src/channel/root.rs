@@ -70,8 +70,8 @@ impl Channel {
             return false;
         }
         if std::mem::take(&mut state.is_fed) {
-            // Always another epoch: the earlier root may still publish in its own. What this relay has stays of use, even if
-            // something is missing after it.
+            // The earlier root may still publish in its own epoch, so this relay always begins another one. It keeps the
+            // publications that it has, even if later ones are missing.
             let ended = state.latest_id();
             state.lineage.end_at(ended, is_complete);
             state.epoch = epoch;
