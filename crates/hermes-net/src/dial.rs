@@ -75,7 +75,16 @@ impl Addresses {
 /// # Errors
 /// The error of the last failed attempt, or `InvalidInput` if there is no address.
 pub async fn connect(addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
-    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), |_| Ok(()))).await
+    connect_from(None, addresses, port).await
+}
+
+/// Connects like [`connect`], from this local address.
+///
+/// # Errors
+/// The errors of [`connect`], and that the host does not have the local address.
+pub async fn connect_from(source: Option<IpAddr>, addresses: &Addresses, port: u16) -> io::Result<TcpStream> {
+    let bind = move |socket: &TcpSocket| source.map_or(Ok(()), |source| socket.bind(SocketAddr::new(source, 0)));
+    first(addresses, |ip| connect_one(SocketAddr::new(ip, port), bind)).await
 }
 
 /// Connects like [`connect`], for a session: the socket must not use the file descriptors that are reserved for

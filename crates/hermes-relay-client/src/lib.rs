@@ -4,10 +4,12 @@
 //! subscribers each reached, or a [`Subscription`], which receives them across failures. Requests are HTTP/1.1, in plaintext
 //! or over TLS. Never: a publication that is sent twice; the caller knows whether it may be.
 
+pub mod connection;
 mod publisher;
 mod subscriber;
 mod subscription;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -40,6 +42,8 @@ pub struct ClientOptions {
     pub proxy: Option<Uri>,
     /// A file of CA certificates (PEM); `None` means those of the system.
     pub ca: Option<PathBuf>,
+    /// The local address of connections, for hosts with several networks; `None` lets the system choose.
+    pub source: Option<IpAddr>,
     /// Fields of each request.
     pub headers: HeaderMap,
     /// The key that signs each request, for self-certifying channels; `None` means no signature.
@@ -51,12 +55,13 @@ pub struct ClientOptions {
 
 impl Default for ClientOptions {
     fn default() -> Self {
-        Self { proxy: None, ca: None, headers: HeaderMap::new(), key: None, patience: Duration::from_secs(30) }
+        let patience = Duration::from_secs(30);
+        Self { proxy: None, ca: None, source: None, headers: HeaderMap::new(), key: None, patience }
     }
 }
 
 /// The reason why a request failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ClientError {
     /// The URL or an option is unusable.
     #[error("{0}")]
@@ -131,7 +136,7 @@ impl Client {
             let addresses = self.resolver.resolve(&self.host).await;
             let addresses = addresses.map_err(|error| ClientError::Broken(error.to_string()))?;
             let failed = |error| ClientError::Broken(format!("cannot connect to {}:{}: {error}", self.host, self.port));
-            let tcp = dial::connect(&addresses, self.port).await.map_err(failed)?;
+            let tcp = dial::connect_from(self.options.source, &addresses, self.port).await.map_err(failed)?;
             let io = match &self.tls {
                 Some(config) => tls::connect(config.clone(), &self.host, tcp).await.map_err(failed)?,
                 None => Io::Plain(tcp),

@@ -85,6 +85,12 @@ impl Subscription {
         }
     }
 
+    /// Subscribes again at once, over a new connection. The network may have changed.
+    pub fn renew(&mut self) {
+        self.current = None;
+        self.retry_at = Instant::now();
+    }
+
     fn interrupted(&mut self, error: ClientError) -> Received {
         self.schedule();
         Received::Interrupted(error)

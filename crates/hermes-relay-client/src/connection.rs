@@ -1,0 +1,306 @@
+//! Connections between two clients of relays, each behind any NAT: two byte streams, made of publications.
+//!
+//! A listener subscribes to a channel. A caller publishes there where it receives, and maybe its first bytes. The listener
+//! answers to that channel, and says where it receives itself (third paper, section 6). From then on each end publishes to the
+//! channels of the other one. In: the URL of the listener's channel, and a byte stream such as a TCP connection. Out: both
+//! streams, whole and in their order, however often an end's address changes, and over several relays at once. Never: a part of
+//! a stream that is lost unnoticed; a connection either ends on both sides or fails.
+
+mod driver;
+mod frame;
+mod incoming;
+mod outgoing;
+mod paths;
+mod places;
+mod ranges;
+mod session;
+
+use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hermes_signature::SigningKey;
+use http::{HeaderValue, Uri};
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use self::driver::{Driver, Reception, Rules};
+use self::frame::{EndId, Frame, MAX_CHANNELS};
+use self::places::{Allowed, base_of_key, channel_below};
+use self::session::{Failure, Session};
+use crate::{Client, ClientError, ClientOptions, Event, Received, SubscribeOptions, Subscription};
+
+pub use self::places::Place;
+
+/// The group of listeners, of which one gets each call.
+const LISTENERS: HeaderValue = HeaderValue::from_static("listeners");
+/// The latest callers that a listener remembers. A caller whose answer was lost calls again.
+const MAX_REMEMBERED: usize = 4096;
+/// The longest frame. Chunks are at most a quarter of it.
+const MAX_FRAME: usize = 1 << 20;
+
+/// The rules of connections.
+#[derive(Clone, Debug)]
+pub struct ConnectionOptions {
+    /// Where this end receives, at most eight places. With several, both ends use all of them at once. Empty: below the URL of
+    /// the listener; with a self-certifying URL, at the same relay below that of the own key.
+    pub receive: Vec<Place>,
+    /// More bases of channels at which the other end may receive. Those below the listener's URL are always allowed.
+    pub peer_receives: Vec<Uri>,
+    /// The most bytes in memory of each stream that the other end or the application has not taken.
+    pub window: usize,
+    /// Each part of a stream takes all paths, instead of one of them.
+    pub is_redundant: bool,
+}
+
+impl Default for ConnectionOptions {
+    fn default() -> Self {
+        Self { receive: Vec::new(), peer_receives: Vec::new(), window: 1 << 20, is_redundant: false }
+    }
+}
+
+/// What a connection has carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Bytes of the application.
+    pub sent: u64,
+    /// Bytes for the application.
+    pub received: u64,
+    /// Publications that were sent again.
+    pub repeated: u64,
+}
+
+/// The reason why a connection failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// A relay refused a request, or cannot be reached.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The application's stream failed.
+    #[error("the application failed: {0}")]
+    Application(io::Error),
+    /// No listener has subscribed.
+    #[error("nobody listens at this URL; start a listener, or look whether it has the same URL and relay")]
+    NobodyListens,
+    /// The caller has gone before the listener could answer.
+    #[error("the caller has gone")]
+    CallerIsGone,
+    /// The other end receives at a place at which this end must not publish.
+    #[error("the other end receives at {0:?}, which is not allowed here; add its base to those of the peers")]
+    NotAllowed(String),
+    /// The other end failed, for this reason.
+    #[error("the other end ended the connection: {0}")]
+    Reset(String),
+    /// The other end is silent, or breaks the protocol.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl ConnectionError {
+    /// The other end knows of it already, or is not there.
+    fn is_of_peer(&self) -> bool {
+        matches!(self, Self::Reset(_) | Self::NobodyListens | Self::CallerIsGone)
+    }
+}
+
+impl From<Failure> for ConnectionError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Reset(reason) => Self::Reset(reason),
+            failure => Self::Failed(failure.to_string()),
+        }
+    }
+}
+
+/// An end of connections: a URL, and the rules.
+#[derive(Clone, Debug)]
+struct End {
+    listen: Uri,
+    client: ClientOptions,
+    options: ConnectionOptions,
+    places: Vec<Place>,
+}
+
+impl End {
+    fn new(listen: Uri, mut client: ClientOptions, options: ConnectionOptions) -> Result<Self, ConnectionError> {
+        let invalid = |why: String| ConnectionError::Client(ClientError::Invalid(why));
+        if options.receive.len() > MAX_CHANNELS {
+            return Err(invalid(format!("too many places to receive at; at most {MAX_CHANNELS} are possible")));
+        }
+        if client.key.is_none() && places::is_of_key(&listen) {
+            // The caller needs a key to subscribe to a channel that nobody else can read.
+            let (key, _) = SigningKey::generate().map_err(|error| invalid(error.to_string()))?;
+            client.key = Some(Arc::new(key));
+        }
+        let of_key = client.key.as_ref().and_then(|key| base_of_key(&listen, key.public()));
+        let base = of_key.unwrap_or_else(|| listen.clone());
+        let places = match options.receive.is_empty() {
+            true => vec![Place { base, source: client.source }],
+            false => options.receive.clone(),
+        };
+        Ok(Self { listen, client, options, places })
+    }
+
+    fn rules(&self) -> Rules {
+        let allowed = self.options.peer_receives.iter().chain(self.places.iter().map(|place| &place.base));
+        Rules {
+            allowed: Allowed::new(&self.listen, allowed.cloned().collect()),
+            client: self.client.clone(),
+            sources: self.places.iter().map(|place| place.source).collect(),
+            is_redundant: self.options.is_redundant,
+        }
+    }
+
+    /// New channels, one at each place.
+    fn channels(&self) -> Vec<(String, Option<IpAddr>)> {
+        self.places.iter().map(|place| (channel_below(&place.base), place.source)).collect()
+    }
+
+    /// Subscribes to own channels.
+    async fn receive(&self, channels: &[(String, Option<IpAddr>)]) -> Result<Reception, ConnectionError> {
+        let mut subscriptions = Vec::new();
+        for (url, source) in channels {
+            let url = url.parse().map_err(|error| ClientError::Invalid(format!("{url}: {error}")))?;
+            let client = Client::new(url, ClientOptions { source: *source, ..self.client.clone() })?;
+            let options = SubscribeOptions { max_bytes: MAX_FRAME, ..SubscribeOptions::default() };
+            subscriptions.push(Subscription::new(client, options));
+        }
+        Ok(Reception::begin(subscriptions).await?)
+    }
+}
+
+fn urls(channels: &[(String, Option<IpAddr>)]) -> Vec<String> {
+    channels.iter().map(|(url, _)| url.clone()).collect()
+}
+
+fn now() -> std::time::Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+/// Opens a connection to the listener at this URL, and carries `io` over it until both streams have ended. A program that
+/// wants to read and write itself gives one end of a [`tokio::io::duplex`].
+///
+/// # Errors
+/// Nobody listens, a relay refuses, or the connection fails later. Then bytes may be missing in both directions.
+pub async fn connect<Io: AsyncRead + AsyncWrite + Send>(
+    url: Uri,
+    client: ClientOptions,
+    options: ConnectionOptions,
+    io: Io,
+) -> Result<Totals, ConnectionError> {
+    let end = End::new(url, client, options)?;
+    let channels = end.channels();
+    let session = Session::call(urls(&channels), end.options.window, now());
+    let mut driver = Driver::new(session, io, end.rules());
+    // The first bytes of the application are sent with the call.
+    let reception = driver.read_during(end.receive(&channels)).await??;
+    driver.call(end.listen.clone())?;
+    driver.run(reception).await
+}
+
+/// Accepts connections at a URL.
+pub struct Listener {
+    end: End,
+    subscription: Subscription,
+    remembered: Remembered,
+}
+
+impl Listener {
+    /// Begins to listen. Of several listeners at one URL, one gets each call.
+    ///
+    /// # Errors
+    /// The relay refuses the subscription, or cannot be reached.
+    pub async fn new(url: Uri, client: ClientOptions, options: ConnectionOptions) -> Result<Self, ConnectionError> {
+        let end = End::new(url, client, options)?;
+        let client = Client::new(end.listen.clone(), end.client.clone())?;
+        let options = SubscribeOptions { group: Some(LISTENERS), max_bytes: MAX_FRAME, ..SubscribeOptions::default() };
+        let mut subscription = Subscription::new(client, options);
+        subscription.begin().await?;
+        Ok(Self { end, subscription, remembered: Remembered::default() })
+    }
+
+    /// Waits for the next call. The program bounds the number of its calls.
+    ///
+    /// # Errors
+    /// The relay refuses the subscription for good.
+    pub async fn accept(&mut self) -> Result<Call, ConnectionError> {
+        loop {
+            let Received::Event(Event::Publication { body, .. }) = self.subscription.next().await? else { continue };
+            let Some(opening) = Frame::decode(&body).filter(|frame| frame.to.is_none()) else { continue };
+            let Some(caller) = opening.from.clone() else { continue };
+            if self.remembered.is_new(&caller) {
+                return Ok(Call { end: self.end.clone(), caller, opening });
+            }
+        }
+    }
+}
+
+/// The latest callers.
+#[derive(Debug, Default)]
+struct Remembered {
+    callers: HashSet<EndId>,
+    order: VecDeque<EndId>,
+}
+
+impl Remembered {
+    fn is_new(&mut self, caller: &EndId) -> bool {
+        if !self.callers.insert(caller.clone()) {
+            return false;
+        }
+        self.order.push_back(caller.clone());
+        if self.order.len() > MAX_REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.callers.remove(&oldest);
+        }
+        true
+    }
+}
+
+/// A call that waits for an answer.
+pub struct Call {
+    end: End,
+    caller: EndId,
+    opening: Frame,
+}
+
+impl Call {
+    /// Accepts the connection, and carries `io` over it until both streams have ended.
+    ///
+    /// # Errors
+    /// The caller has gone or receives where this end must not publish, a relay refuses, or the connection fails later.
+    pub async fn run<Io: AsyncRead + AsyncWrite + Send>(self, io: Io) -> Result<Totals, ConnectionError> {
+        let channels = self.end.channels();
+        let session = Session::accept(self.caller, urls(&channels), self.end.options.window, now());
+        let mut driver = Driver::new(session, io, self.end.rules());
+        driver.answer(&self.opening)?;
+        let reception = self.end.receive(&channels).await?;
+        driver.run(reception).await
+    }
+
+    /// Refuses the connection. The caller learns the reason.
+    ///
+    /// # Errors
+    /// The caller receives where this end must not publish.
+    pub async fn refuse(self, reason: &str) -> Result<(), ConnectionError> {
+        let mut paths = paths::Paths::default();
+        self.end.rules().reach(&mut paths, &self.opening.receive)?;
+        paths.reset(self.caller, reason).await;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_remembers_the_latest_callers() {
+        let mut remembered = Remembered::default();
+        let first = EndId::random();
+        assert!(remembered.is_new(&first) && !remembered.is_new(&first));
+        assert!((0..MAX_REMEMBERED).all(|_| remembered.is_new(&EndId::random())));
+        assert_eq!(remembered.order.len(), MAX_REMEMBERED);
+        assert!(remembered.is_new(&first));
+    }
+}

@@ -1,0 +1,342 @@
+//! A connection at work: one task that moves bytes between an application and relays.
+//!
+//! In: a session, the application's stream, subscriptions of own channels, and paths to the other end. Out: what both streams
+//! carried, or why the connection failed. Never: a task that outlives the call.
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use http::Uri;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadHalf, WriteHalf};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::frame::Frame;
+use super::paths::{Outcome, Paths};
+use super::places::Allowed;
+use super::session::Session;
+use super::{ConnectionError, Totals};
+use crate::{ClientError, ClientOptions, Event, Received, Subscription};
+
+/// The most bytes of one read from the application.
+const READ_SIZE: usize = 64 << 10;
+/// Received frames that wait for the session.
+const MAX_WAITING_FRAMES: usize = 8;
+/// When a publication breaks and the other end has been silent for this long, the network may have changed.
+const RENEWAL_SILENCE: Duration = Duration::from_secs(3);
+/// The listeners beside the first one that are told that they are too late.
+const MAX_LATE_LISTENERS: u32 = 8;
+
+/// Subscriptions of own channels, each in a task of its own.
+pub(super) struct Reception {
+    frames: mpsc::Receiver<Frame>,
+    /// Each ends with the reason for its failure.
+    tasks: JoinSet<ClientError>,
+    renewal: Arc<Notify>,
+}
+
+impl Reception {
+    /// Begins these subscriptions. Those that fail are left out, unless all do.
+    pub(super) async fn begin(subscriptions: Vec<Subscription>) -> Result<Self, ClientError> {
+        let mut beginnings = JoinSet::new();
+        for mut subscription in subscriptions {
+            beginnings.spawn(async move {
+                let begun = subscription.begin().await;
+                begun.map(|()| subscription)
+            });
+        }
+        let (sender, frames) = mpsc::channel(MAX_WAITING_FRAMES);
+        let (mut tasks, renewal) = (JoinSet::new(), Arc::new(Notify::new()));
+        let mut failure = None;
+        for begun in beginnings.join_all().await {
+            match begun {
+                Ok(subscription) => drop(tasks.spawn(receive(subscription, sender.clone(), renewal.clone()))),
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure {
+            Some(error) if tasks.is_empty() => Err(error),
+            _ => Ok(Self { frames, tasks, renewal }),
+        }
+    }
+
+    /// The next frame, or the reason why there is none any more.
+    async fn next(&mut self) -> Result<Frame, ClientError> {
+        loop {
+            tokio::select! {
+                Some(frame) = self.frames.recv() => return Ok(frame),
+                Some(Ok(error)) = self.tasks.join_next() => {
+                    if self.tasks.is_empty() {
+                        return Err(error);
+                    }
+                }
+                else => return Err(ClientError::Broken("no subscription is left".to_owned())),
+            }
+        }
+    }
+}
+
+async fn receive(mut subscription: Subscription, frames: mpsc::Sender<Frame>, renewal: Arc<Notify>) -> ClientError {
+    loop {
+        let received = tokio::select! {
+            received = subscription.next() => received,
+            () = renewal.notified() => {
+                subscription.renew();
+                continue;
+            }
+        };
+        match received {
+            // What is no frame comes from a stranger. Gaps and interruptions: the other end sends again.
+            Ok(Received::Event(Event::Publication { body, .. })) => {
+                if let Some(frame) = Frame::decode(&body)
+                    && frames.send(frame).await.is_err()
+                {
+                    return ClientError::Broken("the connection has ended".to_owned());
+                }
+            }
+            Ok(_) => {}
+            Err(error) => return error,
+        }
+    }
+}
+
+/// Gives the application some of these bytes, or the end of the stream if there are none.
+async fn give(output: &mut (impl AsyncWrite + Unpin), pending: &[u8]) -> io::Result<usize> {
+    if pending.is_empty() {
+        return output.shutdown().await.map(|()| 0);
+    }
+    match output.write(pending).await? {
+        0 => Err(io::ErrorKind::WriteZero.into()),
+        written => Ok(written),
+    }
+}
+
+/// A connection, and what it works with.
+pub(super) struct Driver<Io> {
+    session: Session,
+    input: ReadHalf<Io>,
+    output: WriteHalf<Io>,
+    has_input_ended: bool,
+    is_output_shut: bool,
+    buffer: Vec<u8>,
+    /// Bytes that the application is yet to take.
+    pending: Bytes,
+    paths: Paths,
+    rules: Rules,
+    late_listeners: u32,
+    renewed_at: Instant,
+    totals: Totals,
+}
+
+/// The rules of a connection.
+pub(super) struct Rules {
+    pub allowed: Allowed,
+    pub client: ClientOptions,
+    /// The local addresses of publications.
+    pub sources: Vec<Option<IpAddr>>,
+    pub is_redundant: bool,
+}
+
+impl Rules {
+    /// Makes paths to the channels of the other end: from each local address, and to each channel.
+    pub(super) fn reach(&self, paths: &mut Paths, channels: &[String]) -> Result<(), ConnectionError> {
+        let allowed: Vec<_> = channels.iter().filter_map(|channel| self.allowed.url(channel)).collect();
+        if allowed.is_empty() {
+            return Err(ConnectionError::NotAllowed(channels.first().cloned().unwrap_or_default()));
+        }
+        let (urls, sources) = (allowed.iter().cycle(), self.sources.iter().cycle());
+        for (url, source) in urls.zip(sources).take(allowed.len().max(self.sources.len())) {
+            paths.add(url.clone(), *source, false, &self.client)?;
+        }
+        Ok(())
+    }
+}
+
+impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
+    pub(super) fn new(session: Session, io: Io, rules: Rules) -> Self {
+        let (input, output) = tokio::io::split(io);
+        Self {
+            session,
+            input,
+            output,
+            has_input_ended: false,
+            is_output_shut: false,
+            buffer: vec![0; READ_SIZE],
+            pending: Bytes::new(),
+            paths: Paths::default(),
+            rules,
+            late_listeners: 0,
+            renewed_at: Instant::now(),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Waits for `other`, and reads what the application has to say meanwhile.
+    pub(super) async fn read_during<T>(&mut self, other: impl Future<Output = T>) -> Result<T, ConnectionError> {
+        let mut other = pin!(other);
+        let room = self.session.outgoing().room().min(READ_SIZE);
+        tokio::select! {
+            biased;
+            done = &mut other => return Ok(done),
+            read = self.input.read(&mut self.buffer[..room]) => self.read(read.map_err(ConnectionError::Application)?),
+        }
+        Ok(other.await)
+    }
+
+    /// Calls the listener at this URL.
+    pub(super) fn call(&mut self, listen: Uri) -> Result<(), ConnectionError> {
+        let source = self.rules.sources.first().copied().flatten();
+        Ok(self.paths.add(listen, source, true, &self.rules.client)?)
+    }
+
+    /// Takes the frame with which the other end called.
+    pub(super) fn answer(&mut self, opening: &Frame) -> Result<(), ConnectionError> {
+        self.rules.reach(&mut self.paths, &opening.receive)?;
+        Ok(self.session.receive(opening, Instant::now().into_std())?)
+    }
+
+    /// Carries both streams to their ends.
+    pub(super) async fn run(mut self, mut reception: Reception) -> Result<Totals, ConnectionError> {
+        match self.carry(&mut reception).await {
+            Ok(()) => {
+                self.totals.repeated = self.session.outgoing().repeated;
+                Ok(self.totals)
+            }
+            Err(error) => {
+                if let Some(peer) = self.session.peer().filter(|_| !error.is_of_peer()) {
+                    self.paths.reset(peer.clone(), &error.to_string()).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn carry(&mut self, reception: &mut Reception) -> Result<(), ConnectionError> {
+        loop {
+            let now = Instant::now();
+            self.session.check(now.into_std())?;
+            if self.session.is_over(now.into_std()) && self.paths.is_idle() {
+                return Ok(());
+            }
+            self.publish(now);
+            if self.pending.is_empty() {
+                self.pending = self.session.take(now.into_std()).unwrap_or_default();
+            }
+            let room = self.session.outgoing().room().min(READ_SIZE);
+            let must_shut = self.pending.is_empty() && self.session.incoming().is_whole() && !self.is_output_shut;
+            let wake_at = self.wake_at();
+            tokio::select! {
+                frame = reception.next() => self.receive(&frame?)?,
+                outcome = self.paths.outcome() => {
+                    if self.settle(&outcome)? {
+                        reception.renewal.notify_waiters();
+                    }
+                }
+                read = self.input.read(&mut self.buffer[..room]), if room > 0 && !self.has_input_ended => {
+                    self.read(read.map_err(ConnectionError::Application)?);
+                }
+                written = give(&mut self.output, &self.pending), if !self.pending.is_empty() || must_shut => {
+                    let written = written.map_err(ConnectionError::Application)?;
+                    self.is_output_shut |= must_shut;
+                    self.pending.advance(written);
+                    self.totals.received += written as u64;
+                }
+                () = tokio::time::sleep_until(wake_at) => {}
+            }
+        }
+    }
+
+    fn read(&mut self, read: usize) {
+        self.totals.sent += read as u64;
+        self.has_input_ended = read == 0;
+        match read {
+            0 => self.session.outgoing().end(),
+            _ => self.session.outgoing().write(&self.buffer[..read]),
+        }
+    }
+
+    /// Publishes what the session has, as far as paths are free.
+    fn publish(&mut self, now: Instant) {
+        while let Some(best) = self.paths.free() {
+            let Some(frame) = self.session.next_frame(now.into_std()) else { return };
+            let (offset, frame) = (frame.offset, Arc::new(frame));
+            let others = if self.rules.is_redundant && offset.is_some() { self.paths.all_free() } else { Vec::new() };
+            self.paths.publish(best, frame.clone());
+            for other in others.into_iter().filter(|other| *other != best) {
+                offset.into_iter().for_each(|offset| self.session.outgoing().copied(offset));
+                self.paths.publish(other, frame.clone());
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Instant {
+        match self.paths.free() {
+            Some(_) => Instant::from_std(self.session.deadline()),
+            // Before a path is free, nothing can be sent. Whether the other end is gone is seen soon enough.
+            None => self.paths.free_at().unwrap_or_else(|| Instant::now() + Duration::from_secs(1)),
+        }
+    }
+
+    fn receive(&mut self, frame: &Frame) -> Result<(), ConnectionError> {
+        if frame.to.as_ref() != Some(self.session.own()) {
+            return Ok(());
+        }
+        let had_peer = self.session.peer().is_some();
+        if had_peer && frame.from.is_some() && self.session.peer() != frame.from.as_ref() {
+            self.send_away(frame);
+            return Ok(());
+        }
+        self.session.receive(frame, Instant::now().into_std())?;
+        if !had_peer && self.session.peer().is_some() {
+            self.paths.retire();
+            self.rules.reach(&mut self.paths, &frame.receive)?;
+        }
+        Ok(())
+    }
+
+    /// A second listener has accepted, too, since the answer of the first one came late. It gets a reset.
+    fn send_away(&mut self, frame: &Frame) {
+        let url = frame.receive.iter().find_map(|url| self.rules.allowed.url(url));
+        if let (Some(from), Some(url)) = (&frame.from, url)
+            && self.late_listeners < MAX_LATE_LISTENERS
+        {
+            self.late_listeners += 1;
+            let frame = Frame::reset(from.clone(), "another listener has accepted this connection");
+            // An unusable URL is the other end's fault; it ends by its timeout.
+            drop(self.paths.publish_once(url, Arc::new(frame), &self.rules.client));
+        }
+    }
+
+    /// Takes the outcome of a publication. Returns whether the subscriptions should be renewed.
+    fn settle(&mut self, outcome: &Outcome) -> Result<bool, ConnectionError> {
+        let now = Instant::now();
+        let frame = &outcome.frame;
+        if frame.reset.is_some() {
+            return Ok(false);
+        }
+        match &outcome.result {
+            Ok(acceptance) if acceptance.delivered > 0 => {
+                self.session.published(frame, outcome.took, now.into_std());
+                return Ok(false);
+            }
+            // The outcome of a call may come after the listener's answer.
+            Ok(_) if self.session.peer().is_none() => return Err(ConnectionError::NobodyListens),
+            Ok(_) if !self.session.is_known() => return Err(ConnectionError::CallerIsGone),
+            Err(_) if outcome.is_too_large() && self.session.too_large(frame) => return Ok(false),
+            Err(error) if outcome.is_too_large() || self.paths.are_dead() => return Err(error.clone().into()),
+            _ => {}
+        }
+        self.session.failed(frame, now.into_std());
+        let is_silent = now >= Instant::from_std(self.session.heard_at()).max(self.renewed_at) + RENEWAL_SILENCE;
+        let is_broken = matches!(outcome.result, Err(ClientError::Broken(_)));
+        if is_silent && is_broken {
+            self.renewed_at = now;
+        }
+        Ok(is_silent && is_broken)
+    }
+}

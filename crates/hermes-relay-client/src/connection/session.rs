@@ -1,0 +1,268 @@
+//! An end of a connection, without its network: two streams, and when to send which frame.
+//!
+//! In: bytes of the application, frames of the other end, outcomes of publications, and the time. Out: frames to publish,
+//! bytes for the application, and the reason of a failure. A session never reads a clock.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::frame::{EndId, Frame};
+use super::incoming::{Incoming, Violation};
+use super::outgoing::{Chunk, Outgoing};
+
+/// The wait for more to acknowledge.
+const ACKNOWLEDGE_DELAY: Duration = Duration::from_millis(20);
+/// The time between two frames of an end that has nothing to say, and the silence after which the other end counts as gone.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(25);
+const MAX_SILENCE: Duration = Duration::from_secs(90);
+/// The time between two attempts to open or to accept a connection, and the time for all of them.
+const OPEN_INTERVAL: Duration = Duration::from_secs(3);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+/// The wait for the other end's word that it has everything, too.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// The reason why a connection failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("no answer within {} s; look whether a listener runs at this URL", OPEN_TIMEOUT.as_secs())]
+    NoAnswer,
+    #[error("the other end was silent for {} s", MAX_SILENCE.as_secs())]
+    Silent,
+    #[error("the other end ended the connection: {0}")]
+    Reset(String),
+    #[error("the other end breaks the protocol: {0}")]
+    Violation(#[from] Violation),
+}
+
+/// An end of a connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    own: EndId,
+    /// The URLs at which this end receives.
+    receive: Vec<String>,
+    /// `None` until the listener accepts.
+    peer: Option<EndId>,
+    /// The other end has sent a frame to this one, so that it knows `own` and `receive`.
+    is_known: bool,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    /// When an acknowledgement is due, and what the latest one said.
+    acknowledge_at: Option<Instant>,
+    told_before: u64,
+    told_limit: u64,
+    began_at: Instant,
+    /// `None` before the first frame.
+    sent_at: Option<Instant>,
+    heard_at: Instant,
+    is_closed_sent: bool,
+    is_peer_closed: bool,
+    /// When everything was sent, acknowledged, received and taken.
+    complete_at: Option<Instant>,
+}
+
+impl Session {
+    /// The end that opens a connection.
+    pub(super) fn call(receive: Vec<String>, window: usize, now: Instant) -> Self {
+        Self {
+            own: EndId::random(),
+            receive,
+            peer: None,
+            is_known: false,
+            incoming: Incoming::new(window as u64),
+            outgoing: Outgoing::new(window),
+            acknowledge_at: None,
+            told_before: 0,
+            told_limit: 0,
+            began_at: now,
+            sent_at: None,
+            heard_at: now,
+            is_closed_sent: false,
+            is_peer_closed: false,
+            complete_at: None,
+        }
+    }
+
+    /// The end that accepts the connection of this caller. [`Self::receive`] gets the frame that opened it.
+    pub(super) fn accept(caller: EndId, receive: Vec<String>, window: usize, now: Instant) -> Self {
+        Self { peer: Some(caller), acknowledge_at: Some(now), ..Self::call(receive, window, now) }
+    }
+
+    pub(super) fn own(&self) -> &EndId {
+        &self.own
+    }
+
+    /// The other end. `None` until it is known.
+    pub(super) fn peer(&self) -> Option<&EndId> {
+        self.peer.as_ref()
+    }
+
+    /// The other end knows this one.
+    pub(super) fn is_known(&self) -> bool {
+        self.is_known
+    }
+
+    /// When the other end was last heard.
+    pub(super) fn heard_at(&self) -> Instant {
+        self.heard_at
+    }
+
+    pub(super) fn incoming(&mut self) -> &mut Incoming {
+        &mut self.incoming
+    }
+
+    pub(super) fn outgoing(&mut self) -> &mut Outgoing {
+        &mut self.outgoing
+    }
+
+    /// The next bytes for the application.
+    pub(super) fn take(&mut self, now: Instant) -> Option<Bytes> {
+        let data = self.incoming.take()?;
+        // The other end may wait for the room.
+        if self.incoming.limit() >= self.told_limit + self.incoming.window() / 4 {
+            self.acknowledge_by(now);
+        }
+        Some(data)
+    }
+
+    /// Takes a frame of the other end.
+    pub(super) fn receive(&mut self, frame: &Frame, now: Instant) -> Result<(), Failure> {
+        if let Some(reason) = &frame.reset {
+            return Err(Failure::Reset(reason.clone()));
+        }
+        if self.peer.is_none() {
+            // The frames of an end that this one does not know yet say who it is.
+            let Some(from) = &frame.from else { return Ok(()) };
+            self.peer = Some(from.clone());
+        }
+        self.heard_at = now;
+        self.is_known |= frame.to.is_some();
+        self.is_peer_closed |= frame.closed;
+        if let Some(acknowledgement) = &frame.acknowledged {
+            self.outgoing.acknowledge(acknowledgement, now)?;
+        }
+        if let Some(offset) = frame.offset {
+            let is_next = self.incoming.receive(offset, &frame.data, frame.end)?;
+            let is_much = self.incoming.next() >= self.told_before + self.incoming.window() / 4;
+            let is_urgent = !is_next || frame.end || is_much;
+            self.acknowledge_by(if is_urgent { now } else { now + ACKNOWLEDGE_DELAY });
+        } else if frame.from.is_some() {
+            self.acknowledge_by(now);
+        }
+        Ok(())
+    }
+
+    fn acknowledge_by(&mut self, at: Instant) {
+        self.acknowledge_at = Some(self.acknowledge_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// The next frame to publish. One without `to` opens the connection.
+    pub(super) fn next_frame(&mut self, now: Instant) -> Option<Frame> {
+        let is_due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if self.peer.is_none() {
+            if !is_due(Some(self.open_at())) {
+                return None;
+            }
+            self.outgoing.open_failed();
+            let chunk = self.outgoing.next_chunk();
+            return Some(self.frame(chunk, now));
+        }
+        self.outgoing.repeat_lost(now);
+        let chunk = self.outgoing.next_chunk();
+        self.note_completion(now);
+        let is_close_due = self.complete_at.is_some() && !self.is_closed_sent;
+        if chunk.is_none() && !is_due(self.acknowledge_at) && !is_due(Some(self.keepalive_at())) && !is_close_due {
+            return None;
+        }
+        Some(self.frame(chunk, now))
+    }
+
+    fn frame(&mut self, chunk: Option<Chunk>, now: Instant) -> Frame {
+        let acknowledged = self.incoming.acknowledgement();
+        (self.told_before, self.told_limit) = (acknowledged.before, acknowledged.limit);
+        self.acknowledge_at = None;
+        self.sent_at = Some(now);
+        self.is_closed_sent |= self.complete_at.is_some();
+        let (offset, end) =
+            (chunk.as_ref().map(|chunk| chunk.offset), chunk.as_ref().is_some_and(|chunk| chunk.is_end));
+        Frame {
+            to: self.peer.clone(),
+            from: (!self.is_known).then(|| self.own.clone()),
+            receive: if self.is_known { Vec::new() } else { self.receive.clone() },
+            offset,
+            end,
+            acknowledged: Some(acknowledged),
+            closed: self.complete_at.is_some(),
+            reset: None,
+            data: chunk.map(|chunk| chunk.data).unwrap_or_default(),
+        }
+    }
+
+    /// A relay has accepted this frame, after this time.
+    pub(super) fn published(&mut self, frame: &Frame, took: Duration, now: Instant) {
+        if let Some(offset) = frame.offset {
+            self.outgoing.published(offset, took, now);
+        }
+    }
+
+    /// A relay refuses publications of this size. `false`: they cannot be any smaller.
+    pub(super) fn too_large(&mut self, frame: &Frame) -> bool {
+        if frame.to.is_none() {
+            self.sent_at = None;
+        }
+        frame.offset.is_some_and(|offset| self.outgoing.too_large(offset))
+    }
+
+    /// A publication of this frame failed, or nobody knows.
+    pub(super) fn failed(&mut self, frame: &Frame, now: Instant) {
+        if let Some(offset) = frame.offset.filter(|_| frame.to.is_some()) {
+            self.outgoing.failed(offset);
+        }
+        self.is_closed_sent &= !frame.closed;
+        self.acknowledge_by(now);
+    }
+
+    fn open_at(&self) -> Instant {
+        self.sent_at.map_or(self.began_at, |sent| sent + OPEN_INTERVAL)
+    }
+
+    fn keepalive_at(&self) -> Instant {
+        let interval = if self.is_known { KEEPALIVE_INTERVAL } else { OPEN_INTERVAL };
+        self.sent_at.unwrap_or(self.began_at) + interval
+    }
+
+    fn note_completion(&mut self, now: Instant) {
+        if self.outgoing.is_done() && self.incoming.is_whole() && !self.incoming.has_more() {
+            self.complete_at.get_or_insert(now);
+        }
+    }
+
+    /// Both streams have ended, and the other end knows.
+    pub(super) fn is_over(&mut self, now: Instant) -> bool {
+        self.note_completion(now);
+        self.complete_at.is_some_and(|complete| self.is_peer_closed && self.is_closed_sent || now >= complete + LINGER)
+    }
+
+    /// Fails if the other end is gone.
+    pub(super) fn check(&self, now: Instant) -> Result<(), Failure> {
+        match (self.is_known, self.complete_at) {
+            (_, Some(_)) => Ok(()),
+            (false, _) if now >= self.began_at + OPEN_TIMEOUT => Err(Failure::NoAnswer),
+            (true, _) if now >= self.heard_at + MAX_SILENCE => Err(Failure::Silent),
+            _ => Ok(()),
+        }
+    }
+
+    /// The next time at which [`Self::next_frame`], [`Self::is_over`] or [`Self::check`] may say something new.
+    pub(super) fn deadline(&self) -> Instant {
+        let next = if self.peer.is_none() { self.open_at() } else { self.keepalive_at() };
+        let gone = if self.is_known { self.heard_at + MAX_SILENCE } else { self.began_at + OPEN_TIMEOUT };
+        let others = [
+            self.acknowledge_at.filter(|_| self.peer.is_some()),
+            self.outgoing.deadline().filter(|_| self.peer.is_some()),
+            self.complete_at.map(|complete| complete + LINGER),
+            Some(gone).filter(|_| self.complete_at.is_none()),
+        ];
+        others.into_iter().flatten().fold(next, Instant::min)
+    }
+}
