@@ -23,6 +23,7 @@ use std::sync::Arc;
 use hermes_signature::SigningKey;
 use http::{HeaderValue, Uri};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
 
 use self::driver::{Driver, Reception, Rules};
 use self::frame::{EndId, Frame, MAX_CHANNELS};
@@ -51,11 +52,19 @@ pub struct ConnectionOptions {
     pub window: usize,
     /// Each part of a stream takes all paths, instead of one of them.
     pub is_redundant: bool,
+    /// Stops the connections. Their other ends learn of it.
+    pub stop: CancellationToken,
 }
 
 impl Default for ConnectionOptions {
     fn default() -> Self {
-        Self { receive: Vec::new(), peer_receives: Vec::new(), window: 1 << 20, is_redundant: false }
+        Self {
+            receive: Vec::new(),
+            peer_receives: Vec::new(),
+            window: 1 << 20,
+            is_redundant: false,
+            stop: CancellationToken::new(),
+        }
     }
 }
 
@@ -79,6 +88,9 @@ pub enum ConnectionError {
     /// The application's stream failed.
     #[error("the application failed: {0}")]
     Application(io::Error),
+    /// This end was stopped.
+    #[error("stopped")]
+    Stopped,
     /// No listener has subscribed.
     #[error("nobody listens at this URL; start a listener, or look whether it has the same URL and relay")]
     NobodyListens,
@@ -148,6 +160,7 @@ impl End {
             client: self.client.clone(),
             sources: self.places.iter().map(|place| place.source).collect(),
             is_redundant: self.options.is_redundant,
+            stop: self.options.stop.clone(),
         }
     }
 

@@ -7,6 +7,7 @@ mod backup;
 mod ca;
 mod check;
 mod completions;
+mod connect;
 mod controller;
 mod doctor;
 mod envoy;
@@ -64,6 +65,7 @@ enum Command {
     Key(key::Key),
     Publish(publish::Publish),
     Subscribe(subscribe::Subscribe),
+    Connect(connect::Connect),
     Demo(hermes_demo::Demo),
     Doctor(doctor::Doctor),
     Health(health::Health),
@@ -99,6 +101,7 @@ impl Hermes {
             Command::Key(command) => command.run(),
             Command::Publish(command) => command.run(),
             Command::Subscribe(command) => command.run(),
+            Command::Connect(command) => command.run(),
             Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Health(command) => command.run(),

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::frame::Frame;
 use super::paths::{Outcome, Paths};
@@ -140,6 +141,7 @@ pub(super) struct Rules {
     /// The local addresses of publications.
     pub sources: Vec<Option<IpAddr>>,
     pub is_redundant: bool,
+    pub stop: CancellationToken,
 }
 
 impl Rules {
@@ -247,6 +249,7 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
                     self.totals.received += written as u64;
                 }
                 () = tokio::time::sleep_until(wake_at) => {}
+                () = self.rules.stop.cancelled() => return Err(ConnectionError::Stopped),
             }
         }
     }

@@ -67,11 +67,14 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    pub(super) fn client(self, url: Uri) -> anyhow::Result<Arc<Client>> {
+    pub(super) fn options(self) -> anyhow::Result<ClientOptions> {
         let headers = self.headers.into_iter().collect();
         let key = self.key.as_deref().map(key::read).transpose()?;
-        let options = ClientOptions { proxy: self.proxy, ca: self.ca, headers, key, ..ClientOptions::default() };
-        Ok(Client::new(url, options)?)
+        Ok(ClientOptions { proxy: self.proxy, ca: self.ca, headers, key, ..ClientOptions::default() })
+    }
+
+    pub(super) fn client(self, url: Uri) -> anyhow::Result<Arc<Client>> {
+        Ok(Client::new(url, self.options()?)?)
     }
 }
 
