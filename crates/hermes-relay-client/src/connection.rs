@@ -48,7 +48,7 @@ pub struct ConnectionOptions {
     pub receive: Vec<Place>,
     /// More bases of channels at which the other end may receive. Those below the listener's URL are always allowed.
     pub peer_receives: Vec<Uri>,
-    /// The most bytes in memory of each stream that the other end or the application has not taken.
+    /// The most bytes in memory of each stream that the other end or the application has not taken; at least 64 KiB.
     pub window: usize,
     /// Each part of a stream takes all paths, instead of one of them.
     pub is_redundant: bool,

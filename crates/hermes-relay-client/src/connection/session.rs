@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::frame::{EndId, Frame};
 use super::incoming::{Incoming, Violation};
-use super::outgoing::{Chunk, Outgoing};
+use super::outgoing::{Chunk, FIRST_LIMIT, Outgoing};
 
 /// The wait for more to acknowledge.
 const ACKNOWLEDGE_DELAY: Duration = Duration::from_millis(20);
@@ -62,8 +62,9 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// The end that opens a connection.
+    /// The end that opens a connection. A window below [`FIRST_LIMIT`] counts as that.
     pub(super) fn call(receive: Vec<String>, window: usize, now: Instant) -> Self {
+        let window = window.max(FIRST_LIMIT as usize);
         Self {
             own: EndId::random(),
             receive,
@@ -266,3 +267,6 @@ impl Session {
         others.into_iter().flatten().fold(next, Instant::min)
     }
 }
+
+#[cfg(test)]
+mod simulation;

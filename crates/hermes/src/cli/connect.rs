@@ -34,7 +34,7 @@ const MAX_REFUSALS: usize = 32;
 /// The pause after the system has no file descriptor left for a TCP connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The smallest window in bytes.
-const MIN_WINDOW: u64 = 4 << 10;
+const MIN_WINDOW: u64 = 64 << 10;
 
 /// Carry TCP connections over a channel of a relay.
 ///
@@ -77,7 +77,7 @@ pub(super) struct Connect {
 fn window(text: &str) -> Result<usize, String> {
     let ByteSize(window) = text.parse()?;
     let fits = usize::try_from(window).ok().filter(|_| (MIN_WINDOW..=1 << 30).contains(&window));
-    fits.ok_or_else(|| "write 4KiB to 1GiB".to_owned())
+    fits.ok_or_else(|| "write 64KiB to 1GiB".to_owned())
 }
 
 impl Connect {
