@@ -74,6 +74,11 @@ pub fn reset_on_close(stream: &TcpStream) {
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
 
+/// Ends the effect of [`reset_on_close`].
+pub fn end_on_close(stream: &TcpStream) {
+    let _ = SockRef::from(stream).set_linger(None);
+}
+
 /// The request of ioctl(2) that sockatmark(3) makes (asm-generic/sockios.h), which the libc crate lacks.
 const SIOCATMARK: libc::c_ulong = 0x8905;
 

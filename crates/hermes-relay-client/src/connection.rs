@@ -3,8 +3,8 @@
 //! A listener subscribes to a channel. A caller publishes there where it receives, and maybe its first bytes. The listener
 //! answers to that channel, and says where it receives itself (third paper, section 6). From then on each end publishes to the
 //! channels of the other one. In: the URL of the listener's channel, and a byte stream such as a TCP connection. Out: both
-//! streams, whole and in their order, however often an end's address changes, and over several relays at once. Never: a part of
-//! a stream that is lost unnoticed; a connection either ends on both sides or fails.
+//! streams, whole and in their order, however often an end's address changes, and over several relays at once. Never: an end
+//! that ends well without the whole of both streams.
 
 mod driver;
 mod frame;
@@ -17,7 +17,6 @@ mod session;
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use hermes_signature::SigningKey;
@@ -52,6 +51,9 @@ pub struct ConnectionOptions {
     pub window: usize,
     /// Each part of a stream takes all paths, instead of one of them.
     pub is_redundant: bool,
+    /// A listener gives its application the first bytes of a call before the caller has confirmed the connection. That saves a
+    /// round trip. But a call whose answer was lost may reach two listeners, and a listener may get a call of long ago.
+    pub takes_early: bool,
     /// Stops the connections. Their other ends learn of it.
     pub stop: CancellationToken,
 }
@@ -63,6 +65,7 @@ impl Default for ConnectionOptions {
             peer_receives: Vec::new(),
             window: 1 << 20,
             is_redundant: false,
+            takes_early: false,
             stop: CancellationToken::new(),
         }
     }
@@ -110,7 +113,7 @@ pub enum ConnectionError {
 
 impl ConnectionError {
     /// The other end knows of it already, or is not there.
-    fn is_of_peer(&self) -> bool {
+    fn is_known_to_peer(&self) -> bool {
         matches!(self, Self::Reset(_) | Self::NobodyListens | Self::CallerIsGone)
     }
 }
@@ -124,11 +127,10 @@ impl From<Failure> for ConnectionError {
     }
 }
 
-/// An end of connections: a URL, and the rules.
-#[derive(Clone, Debug)]
+/// An end of connections: a client of the listener's channel, and the rules.
+#[derive(Clone)]
 struct End {
-    listen: Uri,
-    client: ClientOptions,
+    client: Arc<Client>,
     options: ConnectionOptions,
     places: Vec<Place>,
 }
@@ -150,40 +152,32 @@ impl End {
             true => vec![Place { base, source: client.source }],
             false => options.receive.clone(),
         };
-        Ok(Self { listen, client, options, places })
+        Ok(Self { client: Client::new(listen, client)?, options, places })
     }
 
     fn rules(&self) -> Rules {
         let allowed = self.options.peer_receives.iter().chain(self.places.iter().map(|place| &place.base));
         Rules {
-            allowed: Allowed::new(&self.listen, allowed.cloned().collect()),
+            allowed: Allowed::new(self.client.url(), allowed.cloned().collect()),
             client: self.client.clone(),
             sources: self.places.iter().map(|place| place.source).collect(),
             is_redundant: self.options.is_redundant,
+            takes_early: self.options.takes_early,
             stop: self.options.stop.clone(),
         }
     }
 
-    /// New channels, one at each place.
-    fn channels(&self) -> Vec<(String, Option<IpAddr>)> {
-        self.places.iter().map(|place| (channel_below(&place.base), place.source)).collect()
-    }
-
-    /// Subscribes to own channels.
-    async fn receive(&self, channels: &[(String, Option<IpAddr>)]) -> Result<Reception, ConnectionError> {
-        let mut subscriptions = Vec::new();
-        for (url, source) in channels {
-            let url = url.parse().map_err(|error| ClientError::Invalid(format!("{url}: {error}")))?;
-            let client = Client::new(url, ClientOptions { source: *source, ..self.client.clone() })?;
+    /// Subscribes to new channels, one at each place. Returns the URLs of those that began, too.
+    async fn receive(&self) -> Result<(Reception, Vec<String>), ConnectionError> {
+        let mut channels = Vec::new();
+        for place in &self.places {
+            let text = channel_below(&place.base);
+            let url = text.parse().map_err(|error| ClientError::Invalid(format!("{text}: {error}")))?;
             let options = SubscribeOptions { max_bytes: MAX_FRAME, ..SubscribeOptions::default() };
-            subscriptions.push(Subscription::new(client, options));
+            channels.push((text, Subscription::new(self.client.sibling(url, place.source)?, options)));
         }
-        Ok(Reception::begin(subscriptions).await?)
+        Ok(Reception::begin(channels).await?)
     }
-}
-
-fn urls(channels: &[(String, Option<IpAddr>)]) -> Vec<String> {
-    channels.iter().map(|(url, _)| url.clone()).collect()
 }
 
 fn now() -> std::time::Instant {
@@ -202,13 +196,9 @@ pub async fn connect<Io: AsyncRead + AsyncWrite + Send>(
     io: Io,
 ) -> Result<Totals, ConnectionError> {
     let end = End::new(url, client, options)?;
-    let channels = end.channels();
-    let session = Session::call(urls(&channels), end.options.window, now());
-    let mut driver = Driver::new(session, io, end.rules());
-    // The first bytes of the application are sent with the call.
-    let reception = driver.read_during(end.receive(&channels)).await??;
-    driver.call(end.listen.clone())?;
-    driver.run(reception).await
+    let mut driver = Driver::new(Session::call(end.options.window, now()), io, end.rules());
+    driver.call()?;
+    driver.run(end.receive()).await
 }
 
 /// Accepts connections at a URL.
@@ -225,9 +215,8 @@ impl Listener {
     /// The relay refuses the subscription, or cannot be reached.
     pub async fn new(url: Uri, client: ClientOptions, options: ConnectionOptions) -> Result<Self, ConnectionError> {
         let end = End::new(url, client, options)?;
-        let client = Client::new(end.listen.clone(), end.client.clone())?;
         let options = SubscribeOptions { group: Some(LISTENERS), max_bytes: MAX_FRAME, ..SubscribeOptions::default() };
-        let mut subscription = Subscription::new(client, options);
+        let mut subscription = Subscription::new(end.client.clone(), options);
         subscription.begin().await?;
         Ok(Self { end, subscription, remembered: Remembered::default() })
     }
@@ -283,12 +272,11 @@ impl Call {
     /// # Errors
     /// The caller has gone or receives where this end must not publish, a relay refuses, or the connection fails later.
     pub async fn run<Io: AsyncRead + AsyncWrite + Send>(self, io: Io) -> Result<Totals, ConnectionError> {
-        let channels = self.end.channels();
-        let session = Session::accept(self.caller, urls(&channels), self.end.options.window, now());
-        let mut driver = Driver::new(session, io, self.end.rules());
-        driver.answer(&self.opening)?;
-        let reception = self.end.receive(&channels).await?;
-        driver.run(reception).await
+        let Self { end, caller, opening } = self;
+        let mut driver = Driver::new(Session::accept(caller, end.options.window, now()), io, end.rules());
+        driver.answer(&opening)?;
+        drop(opening);
+        driver.run(end.receive()).await
     }
 
     /// Refuses the connection. The caller learns the reason.
@@ -297,7 +285,8 @@ impl Call {
     /// The caller receives where this end must not publish.
     pub async fn refuse(self, reason: &str) -> Result<(), ConnectionError> {
         let mut paths = paths::Paths::default();
-        self.end.rules().reach(&mut paths, &self.opening.receive)?;
+        let channels = &self.opening.receive;
+        self.end.rules().reach(&mut paths, &channels[..channels.len().min(1)])?;
         paths.reset(self.caller, reason).await;
         Ok(())
     }

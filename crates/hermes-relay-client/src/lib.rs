@@ -113,22 +113,45 @@ impl Client {
     /// # Errors
     /// The URL has no host or another scheme, or the CA certificates cannot be read.
     pub fn new(url: Uri, options: ClientOptions) -> Result<Arc<Self>, ClientError> {
+        let tls = if url.scheme_str() == Some("https") { Some(tls_config(&options)?) } else { None };
+        Self::with_tls(url, options, tls)
+    }
+
+    fn with_tls(
+        url: Uri,
+        options: ClientOptions,
+        tls: Option<Arc<RustlsClientConfig>>,
+    ) -> Result<Arc<Self>, ClientError> {
         let invalid =
             |why: &str| ClientError::Invalid(format!("{url}: {why}; write http://HOST/PATH or https://HOST/PATH"));
-        let is_tls = match url.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(invalid("unknown scheme")),
-        };
-        if is_tls && options.proxy.is_some() {
+        if !matches!(url.scheme_str(), Some("http" | "https")) {
+            return Err(invalid("unknown scheme"));
+        }
+        if tls.is_some() && options.proxy.is_some() {
             return Err(ClientError::Invalid(format!("{url}: a proxy serves http: URLs only; leave it out")));
         }
         let peer = options.proxy.as_ref().unwrap_or(&url);
         let host = peer.host().filter(|host| !host.is_empty()).ok_or_else(|| invalid("missing host"))?;
         let host = host.trim_matches(['[', ']']).to_owned();
-        let port = peer.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let tls = if is_tls { Some(tls_config(&options)?) } else { None };
+        let port = peer.port_u16().unwrap_or(if tls.is_some() { 443 } else { 80 });
         Ok(Arc::new(Self { url, host, port, tls, resolver: Resolver::from_system(), options }))
+    }
+
+    /// The URL of the channel.
+    pub fn url(&self) -> &Uri {
+        &self.url
+    }
+
+    /// A client of another channel with the same options and CA certificates, from this local address.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    pub fn sibling(&self, url: Uri, source: Option<IpAddr>) -> Result<Arc<Self>, ClientError> {
+        let options = ClientOptions { source, ..self.options.clone() };
+        match &self.tls {
+            Some(tls) if url.scheme() == self.url.scheme() => Self::with_tls(url, options, Some(tls.clone())),
+            _ => Self::new(url, options),
+        }
     }
 
     async fn connect(&self) -> Result<Connection, ClientError> {

@@ -26,6 +26,7 @@ mod node_log;
 mod quic;
 mod rate_limit;
 mod relay;
+mod relay_connect;
 mod relay_keys;
 mod relay_pages;
 mod relay_peers;

@@ -3,6 +3,7 @@
 //! In: a session, the application's stream, subscriptions of own channels, and paths to the other end. Out: what both streams
 //! carried, or why the connection failed. Never: a task that outlives the call.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::pin::pin;
@@ -22,7 +23,7 @@ use super::paths::{Outcome, Paths};
 use super::places::Allowed;
 use super::session::Session;
 use super::{ConnectionError, Totals};
-use crate::{ClientError, ClientOptions, Event, Received, Subscription};
+use crate::{Client, ClientError, Event, Received, Subscription};
 
 /// The most bytes of one read from the application.
 const READ_SIZE: usize = 64 << 10;
@@ -30,6 +31,8 @@ const READ_SIZE: usize = 64 << 10;
 const MAX_WAITING_FRAMES: usize = 8;
 /// When a publication breaks and the other end has been silent for this long, the network may have changed.
 const RENEWAL_SILENCE: Duration = Duration::from_secs(3);
+/// The wait for other subscriptions after one has begun.
+const BEGIN_MOMENT: Duration = Duration::from_secs(1);
 /// The listeners beside the first one that are told that they are too late.
 const MAX_LATE_LISTENERS: u32 = 8;
 
@@ -42,27 +45,43 @@ pub(super) struct Reception {
 }
 
 impl Reception {
-    /// Begins these subscriptions. Those that fail are left out, unless all do.
-    pub(super) async fn begin(subscriptions: Vec<Subscription>) -> Result<Self, ClientError> {
+    /// Begins these subscriptions. Returns the URLs of those that began, too. When the first one has, the others get a moment;
+    /// those that fail or take longer are left out.
+    pub(super) async fn begin(channels: Vec<(String, Subscription)>) -> Result<(Self, Vec<String>), ClientError> {
         let mut beginnings = JoinSet::new();
-        for mut subscription in subscriptions {
+        for (url, mut subscription) in channels {
             beginnings.spawn(async move {
                 let begun = subscription.begin().await;
-                begun.map(|()| subscription)
+                begun.map(|()| (url, subscription))
             });
         }
         let (sender, frames) = mpsc::channel(MAX_WAITING_FRAMES);
-        let (mut tasks, renewal) = (JoinSet::new(), Arc::new(Notify::new()));
-        let mut failure = None;
-        for begun in beginnings.join_all().await {
-            match begun {
-                Ok(subscription) => drop(tasks.spawn(receive(subscription, sender.clone(), renewal.clone()))),
-                Err(error) => failure = Some(error),
+        let mut reception = Self { frames, tasks: JoinSet::new(), renewal: Arc::new(Notify::new()) };
+        let (mut urls, mut failure) = (Vec::new(), None);
+        let mut until = None;
+        loop {
+            let moment = async {
+                match until {
+                    Some(until) => tokio::time::sleep_until(until).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Some(Ok(begun)) = beginnings.join_next() => match begun {
+                    Ok((url, subscription)) => {
+                        urls.push(url);
+                        reception.tasks.spawn(receive(subscription, sender.clone(), reception.renewal.clone()));
+                        until.get_or_insert_with(|| Instant::now() + BEGIN_MOMENT);
+                    }
+                    Err(error) => failure = Some(error),
+                },
+                () = moment => break,
+                else => break,
             }
         }
         match failure {
-            Some(error) if tasks.is_empty() => Err(error),
-            _ => Ok(Self { frames, tasks, renewal }),
+            Some(error) if urls.is_empty() => Err(error),
+            _ => Ok((reception, urls)),
         }
     }
 
@@ -106,14 +125,27 @@ async fn receive(mut subscription: Subscription, frames: mpsc::Sender<Frame>, re
     }
 }
 
-/// Gives the application some of these bytes, or the end of the stream if there are none.
-async fn give(output: &mut (impl AsyncWrite + Unpin), pending: &[u8]) -> io::Result<usize> {
-    if pending.is_empty() {
-        return output.shutdown().await.map(|()| 0);
-    }
-    match output.write(pending).await? {
-        0 => Err(io::ErrorKind::WriteZero.into()),
-        written => Ok(written),
+/// What is to be done for the application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Duty {
+    Nothing,
+    Write,
+    /// What was written may wait in a buffer.
+    Flush,
+    /// It gets the end of the stream.
+    Shut,
+}
+
+/// Does a duty. Returns the number of bytes that were written.
+async fn give(duty: Duty, output: &mut (impl AsyncWrite + Unpin), pending: &[u8]) -> io::Result<usize> {
+    match duty {
+        Duty::Nothing => std::future::pending().await,
+        Duty::Write => match output.write(pending).await? {
+            0 => Err(io::ErrorKind::WriteZero.into()),
+            written => Ok(written),
+        },
+        Duty::Flush => output.flush().await.map(|()| 0),
+        Duty::Shut => output.shutdown().await.map(|()| 0),
     }
 }
 
@@ -124,6 +156,7 @@ pub(super) struct Driver<Io> {
     output: WriteHalf<Io>,
     has_input_ended: bool,
     is_output_shut: bool,
+    is_unflushed: bool,
     buffer: Vec<u8>,
     /// Bytes that the application is yet to take.
     pending: Bytes,
@@ -137,23 +170,27 @@ pub(super) struct Driver<Io> {
 /// The rules of a connection.
 pub(super) struct Rules {
     pub allowed: Allowed,
-    pub client: ClientOptions,
+    /// The client of the listener's channel.
+    pub client: Arc<Client>,
     /// The local addresses of publications.
     pub sources: Vec<Option<IpAddr>>,
     pub is_redundant: bool,
+    pub takes_early: bool,
     pub stop: CancellationToken,
 }
 
 impl Rules {
     /// Makes paths to the channels of the other end: from each local address, and to each channel.
     pub(super) fn reach(&self, paths: &mut Paths, channels: &[String]) -> Result<(), ConnectionError> {
-        let allowed: Vec<_> = channels.iter().filter_map(|channel| self.allowed.url(channel)).collect();
+        let mut allowed: Vec<_> = channels.iter().filter_map(|channel| self.allowed.url(channel)).collect();
+        allowed.sort_unstable_by_key(Uri::to_string);
+        allowed.dedup();
         if allowed.is_empty() {
             return Err(ConnectionError::NotAllowed(channels.first().cloned().unwrap_or_default()));
         }
         let (urls, sources) = (allowed.iter().cycle(), self.sources.iter().cycle());
         for (url, source) in urls.zip(sources).take(allowed.len().max(self.sources.len())) {
-            paths.add(url.clone(), *source, false, &self.client)?;
+            paths.add(self.client.sibling(url.clone(), *source)?, false);
         }
         Ok(())
     }
@@ -168,6 +205,7 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
             output,
             has_input_ended: false,
             is_output_shut: false,
+            is_unflushed: false,
             buffer: vec![0; READ_SIZE],
             pending: Bytes::new(),
             paths: Paths::default(),
@@ -178,8 +216,48 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
         }
     }
 
-    /// Waits for `other`, and reads what the application has to say meanwhile.
-    pub(super) async fn read_during<T>(&mut self, other: impl Future<Output = T>) -> Result<T, ConnectionError> {
+    /// Calls the listener.
+    pub(super) fn call(&mut self) -> Result<(), ConnectionError> {
+        let sources: HashSet<_> = self.rules.sources.iter().copied().collect();
+        for source in sources {
+            self.paths.add(self.rules.client.sibling(self.rules.client.url().clone(), source)?, true);
+        }
+        Ok(())
+    }
+
+    /// Takes the frame with which the other end called.
+    pub(super) fn answer(&mut self, opening: &Frame) -> Result<(), ConnectionError> {
+        self.rules.reach(&mut self.paths, &opening.receive)?;
+        Ok(self.session.receive(opening, Instant::now().into_std())?)
+    }
+
+    /// Carries both streams to their ends, when `reception` has begun. What the application says first goes with the first
+    /// frame.
+    pub(super) async fn run(
+        mut self,
+        reception: impl Future<Output = Result<(Reception, Vec<String>), ConnectionError>>,
+    ) -> Result<Totals, ConnectionError> {
+        let carried = async {
+            let (mut reception, urls) = self.read_during(reception).await??;
+            self.session.begin(urls, Instant::now().into_std());
+            self.carry(&mut reception).await
+        };
+        match carried.await {
+            Ok(()) => {
+                self.totals.repeated = self.session.outgoing().repeated;
+                Ok(self.totals)
+            }
+            Err(error) => {
+                if let Some(peer) = self.session.peer().filter(|_| !error.is_known_to_peer()) {
+                    self.paths.reset(peer.clone(), &error.to_string()).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits for `other`, and reads once from the application meanwhile.
+    async fn read_during<T>(&mut self, other: impl Future<Output = T>) -> Result<T, ConnectionError> {
         let mut other = pin!(other);
         let room = self.session.outgoing().room().min(READ_SIZE);
         tokio::select! {
@@ -190,47 +268,18 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
         Ok(other.await)
     }
 
-    /// Calls the listener at this URL.
-    pub(super) fn call(&mut self, listen: Uri) -> Result<(), ConnectionError> {
-        let source = self.rules.sources.first().copied().flatten();
-        Ok(self.paths.add(listen, source, true, &self.rules.client)?)
-    }
-
-    /// Takes the frame with which the other end called.
-    pub(super) fn answer(&mut self, opening: &Frame) -> Result<(), ConnectionError> {
-        self.rules.reach(&mut self.paths, &opening.receive)?;
-        Ok(self.session.receive(opening, Instant::now().into_std())?)
-    }
-
-    /// Carries both streams to their ends.
-    pub(super) async fn run(mut self, mut reception: Reception) -> Result<Totals, ConnectionError> {
-        match self.carry(&mut reception).await {
-            Ok(()) => {
-                self.totals.repeated = self.session.outgoing().repeated;
-                Ok(self.totals)
-            }
-            Err(error) => {
-                if let Some(peer) = self.session.peer().filter(|_| !error.is_of_peer()) {
-                    self.paths.reset(peer.clone(), &error.to_string()).await;
-                }
-                Err(error)
-            }
-        }
-    }
-
     async fn carry(&mut self, reception: &mut Reception) -> Result<(), ConnectionError> {
         loop {
             let now = Instant::now();
             self.session.check(now.into_std())?;
-            if self.session.is_over(now.into_std()) && self.paths.is_idle() {
+            if self.session.has_lingered(now.into_std())
+                || (self.session.is_over(now.into_std()) && self.paths.is_idle())
+            {
                 return Ok(());
             }
             self.publish(now);
-            if self.pending.is_empty() {
-                self.pending = self.session.take(now.into_std()).unwrap_or_default();
-            }
+            let duty = self.duty(now);
             let room = self.session.outgoing().room().min(READ_SIZE);
-            let must_shut = self.pending.is_empty() && self.session.incoming().is_whole() && !self.is_output_shut;
             let wake_at = self.wake_at();
             tokio::select! {
                 frame = reception.next() => self.receive(&frame?)?,
@@ -242,14 +291,42 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
                 read = self.input.read(&mut self.buffer[..room]), if room > 0 && !self.has_input_ended => {
                     self.read(read.map_err(ConnectionError::Application)?);
                 }
-                written = give(&mut self.output, &self.pending), if !self.pending.is_empty() || must_shut => {
-                    let written = written.map_err(ConnectionError::Application)?;
-                    self.is_output_shut |= must_shut;
-                    self.pending.advance(written);
-                    self.totals.received += written as u64;
+                given = give(duty, &mut self.output, &self.pending) => {
+                    self.done(duty, given.map_err(ConnectionError::Application)?);
                 }
                 () = tokio::time::sleep_until(wake_at) => {}
                 () = self.rules.stop.cancelled() => return Err(ConnectionError::Stopped),
+            }
+        }
+    }
+
+    /// What is to be done for the application now.
+    fn duty(&mut self, now: Instant) -> Duty {
+        // A caller that does not know this end may have gone long ago, or have called another listener, too.
+        if !self.session.is_known_to_peer() && !self.rules.takes_early {
+            return Duty::Nothing;
+        }
+        if self.pending.is_empty() {
+            self.pending = self.session.take(now.into_std()).unwrap_or_default();
+        }
+        match () {
+            () if !self.pending.is_empty() => Duty::Write,
+            () if self.is_unflushed => Duty::Flush,
+            () if self.session.incoming().is_taken() && !self.is_output_shut => Duty::Shut,
+            () => Duty::Nothing,
+        }
+    }
+
+    fn done(&mut self, duty: Duty, written: usize) {
+        self.pending.advance(written);
+        self.totals.received += written as u64;
+        match duty {
+            Duty::Nothing => {}
+            Duty::Write => self.is_unflushed = true,
+            Duty::Flush => self.is_unflushed = false,
+            Duty::Shut => {
+                self.is_output_shut = true;
+                self.session.delivered();
             }
         }
     }
@@ -310,8 +387,9 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
         {
             self.late_listeners += 1;
             let frame = Frame::reset(from.clone(), "another listener has accepted this connection");
-            // An unusable URL is the other end's fault; it ends by its timeout.
-            drop(self.paths.publish_once(url, Arc::new(frame), &self.rules.client));
+            if let Ok(client) = self.rules.client.sibling(url, self.rules.sources.first().copied().flatten()) {
+                self.paths.publish_once(client, Arc::new(frame));
+            }
         }
     }
 
@@ -329,10 +407,15 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
             }
             // The outcome of a call may come after the listener's answer.
             Ok(_) if self.session.peer().is_none() => return Err(ConnectionError::NobodyListens),
-            Ok(_) if !self.session.is_known() => return Err(ConnectionError::CallerIsGone),
+            Ok(_) if !self.session.is_known_to_peer() && self.paths.are_deserted() => {
+                return Err(ConnectionError::CallerIsGone);
+            }
             Err(_) if outcome.is_too_large() && self.session.too_large(frame) => return Ok(false),
             Err(error) if outcome.is_too_large() || self.paths.are_dead() => return Err(error.clone().into()),
             _ => {}
+        }
+        if outcome.is_late() {
+            self.session.outgoing().timed_out();
         }
         self.session.failed(frame, now.into_std());
         let is_silent = now >= Instant::from_std(self.session.heard_at()).max(self.renewed_at) + RENEWAL_SILENCE;

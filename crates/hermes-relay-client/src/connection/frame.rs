@@ -103,6 +103,10 @@ impl Frame {
         let length = memchr(b'\n', head)?;
         let mut frame: Self = serde_json::from_slice(&head[..length]).ok()?;
         frame.data = content.slice(length + 1..);
+        if let Some(reason) = &mut frame.reset {
+            // A terminal may show it.
+            reason.retain(|character| !character.is_control());
+        }
         let ends = [&frame.to, &frame.from];
         let are_ends_valid = ends.into_iter().flatten().all(EndId::is_valid);
         let is_reason_short = frame.reset.as_ref().is_none_or(|reason| reason.len() <= MAX_REASON);
@@ -162,6 +166,12 @@ mod tests {
         ] {
             assert_eq!(decode(text), None, "{what}");
         }
+    }
+
+    #[test]
+    fn a_reason_does_not_control_a_terminal() {
+        let frame = Frame::decode(&Bytes::from_static(b"{\"reset\":\"a\\u001b[2Jb\"}\n"));
+        assert_eq!(frame.and_then(|frame| frame.reset).as_deref(), Some("a[2Jb"));
     }
 
     #[test]

@@ -95,13 +95,14 @@ impl Incoming {
         self.window
     }
 
-    pub(super) fn has_more(&self) -> bool {
-        !self.ready.is_empty()
-    }
-
     /// Everything has arrived, the end included.
     pub(super) fn is_whole(&self) -> bool {
         self.end == Some(self.next)
+    }
+
+    /// Everything has arrived, and was taken.
+    pub(super) fn is_taken(&self) -> bool {
+        self.end == Some(self.taken)
     }
 
     /// The other end may send up to this byte.

@@ -121,8 +121,8 @@ impl Outgoing {
 
     /// The next chunk to publish.
     pub(super) fn next_chunk(&mut self) -> Option<Chunk> {
-        let lost = match self.lost.pop_first() {
-            Some((_, lost)) => {
+        let lost = match self.next_lost() {
+            Some(lost) => {
                 self.repeated += 1;
                 lost
             }
@@ -132,6 +132,19 @@ impl Outgoing {
         let flight = Flight { chunk: chunk.clone(), under_way: 1, published: None, first_published, sent: sent + 1 };
         self.in_flight.insert(chunk.offset, flight);
         Some(chunk)
+    }
+
+    /// The first lost chunk. What is longer than chunks are now stays lost.
+    fn next_lost(&mut self) -> Option<Lost> {
+        let (_, mut lost) = self.lost.pop_first()?;
+        if lost.chunk.data.len() > self.max_chunk {
+            let rest = lost.chunk.data.split_off(self.max_chunk);
+            let rest =
+                Chunk { offset: lost.chunk.offset + self.max_chunk as u64, data: rest, is_end: lost.chunk.is_end };
+            lost.chunk.is_end = false;
+            self.lost.insert(rest.offset, Lost { chunk: rest, ..lost });
+        }
+        Some(lost)
     }
 
     /// The chunk at this place is published once more at the same time.
@@ -191,20 +204,19 @@ impl Outgoing {
     }
 
     /// A relay refuses publications of this size. `false`: they cannot be any smaller.
-    pub(super) fn too_large(&mut self, offset: u64) -> bool {
-        let Some(Flight { chunk, sent, .. }) = self.in_flight.remove(&offset) else { return true };
-        let (size, middle) = (chunk.data.len(), chunk.data.len() / 2);
-        if size <= MIN_CHUNK {
-            return false;
+    pub(super) fn too_large(&mut self, offset: u64, size: usize) -> bool {
+        // A copy on another path may have been refused before.
+        if size <= self.max_chunk {
+            self.unit = (size / 2).max(MIN_CHUNK);
+            self.max_chunk = self.max_chunk.min(self.unit);
         }
-        self.unit = self.unit.min(middle.max(MIN_CHUNK));
-        self.max_chunk = self.max_chunk.min(self.unit);
-        let first = Chunk { offset, data: chunk.data.slice(..middle), is_end: false };
-        let second = Chunk { offset: offset + middle as u64, data: chunk.data.slice(middle..), is_end: chunk.is_end };
-        for chunk in [first, second] {
-            self.lost.insert(chunk.offset, Lost { chunk, first_published: None, sent });
-        }
-        true
+        self.failed(offset);
+        size > MIN_CHUNK
+    }
+
+    /// A publication had no answer in time. The network is slow, or gone.
+    pub(super) fn timed_out(&mut self) {
+        self.max_chunk = (self.max_chunk / 2).max(MIN_CHUNK);
     }
 
     /// The other end has received this.
@@ -331,17 +343,27 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_chunk_becomes_two() {
-        let mut outgoing = with(&[1; 9000]);
+    fn a_refused_chunk_becomes_smaller_ones() {
+        let mut outgoing = with(&[1; 3000]);
         outgoing.end();
         assert!(outgoing.next_chunk().is_some());
-        assert!(outgoing.too_large(0));
-        let halves = [outgoing.next_chunk(), outgoing.next_chunk()];
-        let shape = |chunk: &Option<Chunk>| chunk.as_ref().map(|chunk| (chunk.offset, chunk.data.len(), chunk.is_end));
-        assert_eq!(halves.each_ref().map(shape), [Some((0, 4500, false)), Some((4500, 4500, true))]);
-        assert!(outgoing.too_large(0) && outgoing.next_chunk().is_some() && outgoing.too_large(0));
-        assert!(outgoing.next_chunk().is_some() && outgoing.too_large(0) && outgoing.next_chunk().is_some());
-        assert!(!outgoing.too_large(0), "chunks have a smallest size");
+        outgoing.copied(0);
+        assert!(outgoing.too_large(0, 3000));
+        assert!(outgoing.too_large(0, 3000), "the refusal of a copy says nothing new");
+        let parts: Vec<_> = std::iter::from_fn(|| outgoing.next_chunk()).collect();
+        let shapes: Vec<_> = parts.iter().map(|chunk| (chunk.offset, chunk.data.len(), chunk.is_end)).collect();
+        assert_eq!(shapes, [(0, 1500, false), (1500, 1500, true)]);
+        assert!(!outgoing.too_large(0, MIN_CHUNK), "chunks have a smallest size");
+    }
+
+    #[test]
+    fn a_slow_network_gets_smaller_chunks() {
+        let mut outgoing = with(&[1; FIRST_CHUNK]);
+        assert!(outgoing.next_chunk().is_some());
+        outgoing.timed_out();
+        outgoing.failed(0);
+        assert_eq!(outgoing.next_chunk().map(|chunk| chunk.data.len()), Some(FIRST_CHUNK / 2));
+        assert_eq!(outgoing.next_chunk().map(|chunk| chunk.offset), Some(FIRST_CHUNK as u64 / 2));
     }
 
     #[test]

@@ -1,23 +1,25 @@
 //! The paths to the other end: its receive channels, and publications to them that are under way.
 //!
 //! In: frames. Out: the outcome of each publication. Several publications of a path are under way at once, each on a
-//! connection of its own, so that a slow answer does not hold up the others. Never: more than [`MAX_UNDER_WAY`] on a path.
+//! connection of its own, so that a slow answer does not hold up the others. Never: more than [`MAX_UNDER_WAY`] on a path, but
+//! for a reset.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{StatusCode, Uri};
+use http::StatusCode;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::frame::{EndId, Frame};
-use crate::{Acceptance, Client, ClientError, ClientOptions, PublishOptions, Publisher};
+use crate::{Acceptance, Client, ClientError, PublishOptions, Publisher};
 
 /// The most publications of a path that are under way.
 const MAX_UNDER_WAY: usize = 4;
 /// The wait for a relay's answer. Chunks have a size that a relay takes in much less.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections to relays are used again for this long.
+const MAX_IDLE: Duration = Duration::from_secs(30);
 /// The wait for relays when the connection fails.
 const RESET_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pauses of a path after a failure.
@@ -28,11 +30,14 @@ const MAX_PATH_PAUSE: Duration = Duration::from_secs(4);
 struct Path {
     client: Arc<Client>,
     is_for_one: bool,
-    idle: Vec<Publisher>,
+    /// Publishers with a connection, and when they were used.
+    idle: Vec<(Publisher, Instant)>,
     under_way: usize,
     /// After a failure, the path has a pause until then; the next one will be this long.
     paused_until: Instant,
     pause: Duration,
+    /// The other end did not receive there the latest time.
+    is_deserted: bool,
     /// The relay refused for good.
     is_dead: bool,
 }
@@ -53,24 +58,17 @@ pub(super) struct Paths {
 
 impl Paths {
     /// A path to this channel. `is_for_one`: the channel is that of listeners, of which one gets each publication.
-    pub(super) fn add(
-        &mut self,
-        url: Uri,
-        source: Option<IpAddr>,
-        is_for_one: bool,
-        options: &ClientOptions,
-    ) -> Result<(), ClientError> {
-        let options = ClientOptions { source, ..options.clone() };
+    pub(super) fn add(&mut self, client: Arc<Client>, is_for_one: bool) {
         self.paths.push(Path {
-            client: Client::new(url, options)?,
+            client,
             is_for_one,
             idle: Vec::new(),
             under_way: 0,
             paused_until: Instant::now(),
             pause: MIN_PATH_PAUSE,
+            is_deserted: false,
             is_dead: false,
         });
-        Ok(())
     }
 
     /// Uses the paths no more.
@@ -81,6 +79,11 @@ impl Paths {
     /// No path is left.
     pub(super) fn are_dead(&self) -> bool {
         self.paths.iter().all(|path| path.is_dead)
+    }
+
+    /// The other end does not receive anywhere.
+    pub(super) fn are_deserted(&self) -> bool {
+        self.paths.iter().all(|path| path.is_dead || path.is_deserted)
     }
 
     /// No publication is under way.
@@ -112,7 +115,11 @@ impl Paths {
         let Some(path) = self.paths.get_mut(at) else { return };
         path.under_way += 1;
         let options = PublishOptions { is_reliable: Some(true), is_for_one: path.is_for_one, content_type: None };
-        let mut publisher = path.idle.pop().unwrap_or_else(|| path.client.publisher(options));
+        let now = Instant::now();
+        // A NAT may have forgotten a connection that was not used for long.
+        path.idle.retain(|(_, used)| now < *used + MAX_IDLE);
+        let idle = path.idle.pop().map(|(publisher, _)| publisher);
+        let mut publisher = idle.unwrap_or_else(|| path.client.publisher(options));
         self.publications.spawn(async move {
             let began = Instant::now();
             let published = tokio::time::timeout(PUBLISH_TIMEOUT, publisher.publish(frame.encode())).await;
@@ -123,24 +130,19 @@ impl Paths {
     }
 
     /// Publishes a frame on a path that takes no other one.
-    pub(super) fn publish_once(
-        &mut self,
-        url: Uri,
-        frame: Arc<Frame>,
-        options: &ClientOptions,
-    ) -> Result<(), ClientError> {
-        self.add(url, options.source, false, options)?;
+    pub(super) fn publish_once(&mut self, client: Arc<Client>, frame: Arc<Frame>) {
+        self.add(client, false);
         let last = self.paths.len() - 1;
         self.paths[last].is_dead = true;
         self.publish(last, frame);
-        Ok(())
     }
 
-    /// Tells the other end that the connection has failed. Does not wait for a slow relay.
+    /// Tells the other end that the connection has failed. Does not wait long for a slow relay.
     pub(super) async fn reset(&mut self, peer: EndId, reason: &str) {
         let frame = Arc::new(Frame::reset(peer, reason));
-        for path in self.all_free() {
-            self.publish(path, frame.clone());
+        let alive: Vec<_> = (0..self.paths.len()).filter(|at| !self.paths[*at].is_dead).collect();
+        for at in alive {
+            self.publish(at, frame.clone());
         }
         let all = async {
             while !self.is_idle() {
@@ -175,18 +177,15 @@ impl Path {
 
     fn settle(&mut self, publisher: Publisher, outcome: &Outcome) {
         self.under_way -= 1;
+        self.is_deserted = matches!(&outcome.result, Ok(acceptance) if acceptance.delivered == 0);
         match &outcome.result {
-            Ok(acceptance) if acceptance.delivered > 0 => {
-                self.pause = MIN_PATH_PAUSE;
-                self.idle.push(publisher);
-                return;
-            }
-            // The other end is not there now, or relays are busy.
-            Ok(_) => self.idle.push(publisher),
-            Err(error) if error.is_transient() || outcome.is_too_large() => {}
-            Err(_) => self.is_dead = true,
+            Ok(_) => self.idle.push((publisher, Instant::now())),
+            Err(error) if error.is_transient() => self.idle.clear(),
+            Err(_) => self.is_dead |= !outcome.is_too_large(),
         }
-        if !outcome.is_too_large() {
+        if outcome.result.is_ok() && !self.is_deserted {
+            self.pause = MIN_PATH_PAUSE;
+        } else if !outcome.is_too_large() {
             self.paused_until = Instant::now() + self.pause;
             self.pause = (self.pause * 2).min(MAX_PATH_PAUSE);
         }
@@ -194,6 +193,11 @@ impl Path {
 }
 
 impl Outcome {
+    /// The network is slow, or gone.
+    pub(super) fn is_late(&self) -> bool {
+        self.took >= PUBLISH_TIMEOUT
+    }
+
     /// The relay refuses publications of this size.
     pub(super) fn is_too_large(&self) -> bool {
         matches!(self.result, Err(ClientError::Refused { status: StatusCode::PAYLOAD_TOO_LARGE, .. }))

@@ -13,6 +13,8 @@ use super::outgoing::{Chunk, FIRST_LIMIT, Outgoing};
 
 /// The wait for more to acknowledge.
 const ACKNOWLEDGE_DELAY: Duration = Duration::from_millis(20);
+/// The pause before a limit for which the other end may wait is told once more.
+const MIN_LIMIT_PAUSE: Duration = Duration::from_secs(1);
 /// The time between two frames of an end that has nothing to say, and the silence after which the other end counts as gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(25);
 const MAX_SILENCE: Duration = Duration::from_secs(90);
@@ -44,40 +46,48 @@ pub(super) struct Session {
     /// `None` until the listener accepts.
     peer: Option<EndId>,
     /// The other end has sent a frame to this one, so that it knows `own` and `receive`.
-    is_known: bool,
+    is_known_to_peer: bool,
     incoming: Incoming,
     outgoing: Outgoing,
     /// When an acknowledgement is due, and what the latest one said.
     acknowledge_at: Option<Instant>,
     told_before: u64,
     told_limit: u64,
+    /// The other end may wait at this byte for the latest limit, which it may not have got.
+    blocked_at: Option<u64>,
+    limit_pause: Duration,
     began_at: Instant,
     /// `None` before the first frame.
     sent_at: Option<Instant>,
     heard_at: Instant,
+    /// The application has taken everything, the end included.
+    is_delivered: bool,
     is_closed_sent: bool,
     is_peer_closed: bool,
-    /// When everything was sent, acknowledged, received and taken.
+    /// When everything was sent, acknowledged, received and delivered.
     complete_at: Option<Instant>,
 }
 
 impl Session {
     /// The end that opens a connection. A window below [`FIRST_LIMIT`] counts as that.
-    pub(super) fn call(receive: Vec<String>, window: usize, now: Instant) -> Self {
+    pub(super) fn call(window: usize, now: Instant) -> Self {
         let window = window.max(FIRST_LIMIT as usize);
         Self {
             own: EndId::random(),
-            receive,
+            receive: Vec::new(),
             peer: None,
-            is_known: false,
+            is_known_to_peer: false,
             incoming: Incoming::new(window as u64),
             outgoing: Outgoing::new(window),
             acknowledge_at: None,
             told_before: 0,
             told_limit: 0,
+            blocked_at: None,
+            limit_pause: MIN_LIMIT_PAUSE,
             began_at: now,
             sent_at: None,
             heard_at: now,
+            is_delivered: false,
             is_closed_sent: false,
             is_peer_closed: false,
             complete_at: None,
@@ -85,8 +95,13 @@ impl Session {
     }
 
     /// The end that accepts the connection of this caller. [`Self::receive`] gets the frame that opened it.
-    pub(super) fn accept(caller: EndId, receive: Vec<String>, window: usize, now: Instant) -> Self {
-        Self { peer: Some(caller), acknowledge_at: Some(now), ..Self::call(receive, window, now) }
+    pub(super) fn accept(caller: EndId, window: usize, now: Instant) -> Self {
+        Self { peer: Some(caller), acknowledge_at: Some(now), ..Self::call(window, now) }
+    }
+
+    /// This end receives at these URLs, so that it may begin.
+    pub(super) fn begin(&mut self, receive: Vec<String>, now: Instant) {
+        (self.receive, self.began_at, self.heard_at) = (receive, now, now);
     }
 
     pub(super) fn own(&self) -> &EndId {
@@ -98,9 +113,9 @@ impl Session {
         self.peer.as_ref()
     }
 
-    /// The other end knows this one.
-    pub(super) fn is_known(&self) -> bool {
-        self.is_known
+    /// The other end has answered this one.
+    pub(super) fn is_known_to_peer(&self) -> bool {
+        self.is_known_to_peer
     }
 
     /// When the other end was last heard.
@@ -131,16 +146,21 @@ impl Session {
         if let Some(reason) = &frame.reset {
             return Err(Failure::Reset(reason.clone()));
         }
-        if self.peer.is_none() {
+        let is_answer = self.peer.is_none();
+        if is_answer {
             // The frames of an end that this one does not know yet say who it is.
             let Some(from) = &frame.from else { return Ok(()) };
             self.peer = Some(from.clone());
         }
         self.heard_at = now;
-        self.is_known |= frame.to.is_some();
+        self.is_known_to_peer |= frame.to.is_some();
         self.is_peer_closed |= frame.closed;
         if let Some(acknowledgement) = &frame.acknowledged {
             self.outgoing.acknowledge(acknowledgement, now)?;
+        }
+        if is_answer {
+            // The answered call may have been one before the bytes were there.
+            self.outgoing.open_failed();
         }
         if let Some(offset) = frame.offset {
             let is_next = self.incoming.receive(offset, &frame.data, frame.end)?;
@@ -180,16 +200,15 @@ impl Session {
 
     fn frame(&mut self, chunk: Option<Chunk>, now: Instant) -> Frame {
         let acknowledged = self.incoming.acknowledgement();
-        (self.told_before, self.told_limit) = (acknowledged.before, acknowledged.limit);
-        self.acknowledge_at = None;
+        self.acknowledge_at = self.note_limit(acknowledged.before, acknowledged.limit).map(|pause| now + pause);
         self.sent_at = Some(now);
         self.is_closed_sent |= self.complete_at.is_some();
         let (offset, end) =
             (chunk.as_ref().map(|chunk| chunk.offset), chunk.as_ref().is_some_and(|chunk| chunk.is_end));
         Frame {
             to: self.peer.clone(),
-            from: (!self.is_known).then(|| self.own.clone()),
-            receive: if self.is_known { Vec::new() } else { self.receive.clone() },
+            from: (!self.is_known_to_peer).then(|| self.own.clone()),
+            receive: if self.is_known_to_peer { Vec::new() } else { self.receive.clone() },
             offset,
             end,
             acknowledged: Some(acknowledged),
@@ -197,6 +216,22 @@ impl Session {
             reset: None,
             data: chunk.map(|chunk| chunk.data).unwrap_or_default(),
         }
+    }
+
+    /// Notes what the other end is told. Returns the pause before it is told once more, if it may wait for that.
+    fn note_limit(&mut self, before: u64, limit: u64) -> Option<Duration> {
+        if before > 0 && before == self.told_limit && limit > before {
+            self.blocked_at = Some(before);
+            self.limit_pause = MIN_LIMIT_PAUSE;
+        }
+        (self.told_before, self.told_limit) = (before, limit);
+        if self.blocked_at != Some(before) || self.incoming.is_whole() {
+            self.blocked_at = None;
+            return None;
+        }
+        let pause = self.limit_pause;
+        self.limit_pause = (pause * 2).min(KEEPALIVE_INTERVAL);
+        Some(pause)
     }
 
     /// A relay has accepted this frame, after this time.
@@ -211,7 +246,7 @@ impl Session {
         if frame.to.is_none() {
             self.sent_at = None;
         }
-        frame.offset.is_some_and(|offset| self.outgoing.too_large(offset))
+        frame.offset.is_some_and(|offset| self.outgoing.too_large(offset, frame.data.len()))
     }
 
     /// A publication of this frame failed, or nobody knows.
@@ -219,8 +254,15 @@ impl Session {
         if let Some(offset) = frame.offset.filter(|_| frame.to.is_some()) {
             self.outgoing.failed(offset);
         }
-        self.is_closed_sent &= !frame.closed;
+        if frame.closed && !self.is_peer_closed {
+            self.is_closed_sent = false;
+        }
         self.acknowledge_by(now);
+    }
+
+    /// The application has taken everything, and the end of the stream.
+    pub(super) fn delivered(&mut self) {
+        self.is_delivered = true;
     }
 
     fn open_at(&self) -> Instant {
@@ -228,12 +270,12 @@ impl Session {
     }
 
     fn keepalive_at(&self) -> Instant {
-        let interval = if self.is_known { KEEPALIVE_INTERVAL } else { OPEN_INTERVAL };
+        let interval = if self.is_known_to_peer { KEEPALIVE_INTERVAL } else { OPEN_INTERVAL };
         self.sent_at.unwrap_or(self.began_at) + interval
     }
 
     fn note_completion(&mut self, now: Instant) {
-        if self.outgoing.is_done() && self.incoming.is_whole() && !self.incoming.has_more() {
+        if self.outgoing.is_done() && self.is_delivered {
             self.complete_at.get_or_insert(now);
         }
     }
@@ -241,12 +283,17 @@ impl Session {
     /// Both streams have ended, and the other end knows.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         self.note_completion(now);
-        self.complete_at.is_some_and(|complete| self.is_peer_closed && self.is_closed_sent || now >= complete + LINGER)
+        self.complete_at.is_some() && self.is_peer_closed && self.is_closed_sent
+    }
+
+    /// Both streams have ended, and the other end has had the time to learn it.
+    pub(super) fn has_lingered(&self, now: Instant) -> bool {
+        self.complete_at.is_some_and(|complete| now >= complete + LINGER)
     }
 
     /// Fails if the other end is gone.
     pub(super) fn check(&self, now: Instant) -> Result<(), Failure> {
-        match (self.is_known, self.complete_at) {
+        match (self.is_known_to_peer, self.complete_at) {
             (_, Some(_)) => Ok(()),
             (false, _) if now >= self.began_at + OPEN_TIMEOUT => Err(Failure::NoAnswer),
             (true, _) if now >= self.heard_at + MAX_SILENCE => Err(Failure::Silent),
@@ -254,10 +301,10 @@ impl Session {
         }
     }
 
-    /// The next time at which [`Self::next_frame`], [`Self::is_over`] or [`Self::check`] may say something new.
+    /// The next time at which [`Self::next_frame`], [`Self::has_lingered`] or [`Self::check`] may say something new.
     pub(super) fn deadline(&self) -> Instant {
         let next = if self.peer.is_none() { self.open_at() } else { self.keepalive_at() };
-        let gone = if self.is_known { self.heard_at + MAX_SILENCE } else { self.began_at + OPEN_TIMEOUT };
+        let gone = if self.is_known_to_peer { self.heard_at + MAX_SILENCE } else { self.began_at + OPEN_TIMEOUT };
         let others = [
             self.acknowledge_at.filter(|_| self.peer.is_some()),
             self.outgoing.deadline().filter(|_| self.peer.is_some()),

@@ -7,13 +7,14 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
 use hermes_model::scalar::ByteSize;
-use hermes_net::tcp::reset_on_close;
+use hermes_net::tcp::{end_on_close, reset_on_close};
 use hermes_relay_client::ClientOptions;
 use hermes_relay_client::connection::{Call, ConnectionError, ConnectionOptions, Listener, Place, Totals, connect};
 use http::Uri;
@@ -61,7 +62,11 @@ pub(super) struct Connect {
     /// Send everything on all paths, instead of each part on one
     #[arg(long)]
     redundant: bool,
-    /// Keep at most this much of each stream in memory
+    /// Give the server the first bytes of a call before the caller has confirmed it. Saves a round trip, but a call may then
+    /// reach the servers of two listeners
+    #[arg(long, requires = "serve")]
+    early: bool,
+    /// Let at most this much of each stream be under way
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = window)]
     window: usize,
     /// Carry at most this many connections at once
@@ -95,6 +100,7 @@ impl Connect {
             peer_receives: self.peer_receives,
             window: self.window,
             is_redundant: self.redundant,
+            takes_early: self.early,
             ..ConnectionOptions::default()
         };
         let end = End { url: self.url, client: self.reach.options()?, options };
@@ -107,26 +113,20 @@ impl Connect {
             as_json: self.json,
         };
         let mut signals = Signals::new()?;
-        let work = async {
+        let mut work = pin!(async {
             match (self.serve, self.bind) {
                 (Some(server), _) => connections.serve(end, server).await,
                 (None, Some(address)) => connections.bind(end, address).await,
                 (None, None) => pipe(end).await,
             }
-        };
+        });
         tokio::select! {
-            ended = work => return ended,
-            () = until_told_to_end(&mut signals) => {}
+            ended = &mut work => return ended,
+            _ = signals.next() => stop.cancel(),
         }
-        stop.cancel();
-        let stopped = async { while connections.running.join_next().await.is_some() {} };
-        drop(tokio::time::timeout(STOP_TIMEOUT, stopped).await);
-        Ok(ExitCode::SUCCESS)
+        let stopped = tokio::time::timeout(STOP_TIMEOUT, work).await;
+        stopped.unwrap_or_else(|_| anyhow::bail!("the other ends of connections were not told that they are stopped"))
     }
-}
-
-async fn until_told_to_end(signals: &mut Signals) {
-    while !matches!(signals.next().await, "SIGTERM" | "SIGINT") {}
 }
 
 #[derive(Clone)]
@@ -138,11 +138,10 @@ struct End {
 
 impl End {
     async fn call(self, mut tcp: TcpStream) -> Result<Totals, ConnectionError> {
-        let carried = connect(self.url, self.client, self.options, &mut tcp).await;
-        if carried.is_err() {
-            reset_on_close(&tcp);
-        }
-        carried
+        prepare(&tcp);
+        let totals = connect(self.url, self.client, self.options, &mut tcp).await?;
+        end_on_close(&tcp);
+        Ok(totals)
     }
 }
 
@@ -163,13 +162,17 @@ async fn answer(call: Call, server: &str) -> Result<Totals, ConnectionError> {
             return Err(ConnectionError::Application(error));
         }
     };
+    prepare(&tcp);
+    let totals = call.run(&mut tcp).await?;
+    end_on_close(&tcp);
+    Ok(totals)
+}
+
+/// Sets the options of a TCP connection. Until it is known to be whole, its end is a reset, even if this process is killed.
+fn prepare(tcp: &TcpStream) {
     // Without it, the connection works, too.
     drop(tcp.set_nodelay(true));
-    let carried = call.run(&mut tcp).await;
-    if carried.is_err() {
-        reset_on_close(&tcp);
-    }
-    carried
+    reset_on_close(tcp);
 }
 
 /// The connections of this process.
@@ -183,10 +186,23 @@ struct Connections {
 
 impl Connections {
     async fn serve(&mut self, end: End, server: String) -> anyhow::Result<ExitCode> {
+        let stop = end.options.stop.clone();
         let mut listener = Listener::new(end.url.clone(), end.client, end.options).await?;
         self.begin(&end.url, "serve", &server)?;
         loop {
-            let call = listener.accept().await?;
+            let call = tokio::select! {
+                call = listener.accept() => call,
+                () = stop.cancelled() => return self.finish().await,
+            };
+            let call = match call {
+                Ok(call) => call,
+                Err(error) => {
+                    // No new ones come, and the present ones are told.
+                    stop.cancel();
+                    self.finish().await?;
+                    return Err(error.into());
+                }
+            };
             self.forget_ended();
             if self.running.len() < self.max {
                 let server = server.clone();
@@ -201,20 +217,28 @@ impl Connections {
         let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         self.begin(&end.url, "bind", &listener.local_addr()?.to_string())?;
         loop {
-            let Ok((tcp, _)) = listener.accept().await else {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = end.options.stop.cancelled() => return self.finish().await,
+            };
+            let Ok((tcp, _)) = accepted else {
                 // A client that has gone, or no descriptor that is free.
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
             self.forget_ended();
             if self.running.len() < self.max {
-                // Without it, the connection works, too.
-                drop(tcp.set_nodelay(true));
                 self.start(end.clone().call(tcp));
             } else {
                 reset_on_close(&tcp);
             }
         }
+    }
+
+    /// Waits for connections that are stopped.
+    async fn finish(&mut self) -> anyhow::Result<ExitCode> {
+        while self.running.join_next().await.is_some() {}
+        Ok(ExitCode::SUCCESS)
     }
 
     fn begin(&self, url: &Uri, key: &str, address: &str) -> anyhow::Result<()> {

@@ -46,6 +46,9 @@ impl End {
         {
             self.received.extend_from_slice(&data);
         }
+        if self.session.incoming().is_taken() {
+            self.session.delivered();
+        }
     }
 }
 
@@ -68,16 +71,17 @@ fn run(seed: u64, lengths: [usize; 2], loss: f64) {
     let mut random = StdRng::seed_from_u64(seed);
     let begin = Instant::now();
     let mut now = begin;
-    let call = Session::call(vec!["http://relay/a".to_owned()], WINDOW, now);
+    let call = Session::call(WINDOW, now);
     let mut ends = [Some(End::new(call, lengths[0], &mut random)), None];
     let mut network = Network::default();
     for _ in 0..200_000 {
-        for this in 0..2 {
-            let Some(end) = &mut ends[this] else { continue };
+        for (this, end) in ends.iter_mut().enumerate() {
+            let Some(end) = end else { continue };
             end.work(&mut random, now);
             assert_eq!(end.session.check(now), Ok(()), "seed {seed}, end {this}, after {:?}", now - begin);
             while let Some(frame) = end.session.next_frame(now) {
                 if random.random_bool(loss) {
+                    // The application may write before the next call.
                     end.session.failed(&frame, now);
                     break;
                 }
@@ -88,7 +92,7 @@ fn run(seed: u64, lengths: [usize; 2], loss: f64) {
                     network.send(1 - this, &frame, now + Duration::from_millis(random.random_range(1..400)));
                 }
             }
-            end.is_over = end.session.is_over(now);
+            end.is_over = end.session.is_over(now) || end.session.has_lingered(now);
         }
         if ends.iter().all(|end| end.as_ref().is_some_and(|end| end.is_over)) {
             let [Some(caller), Some(listener)] = &ends else { continue };
@@ -103,9 +107,10 @@ fn run(seed: u64, lengths: [usize; 2], loss: f64) {
             let is_opening = frame.to.is_none();
             if is_opening && ends[to].is_none() {
                 let caller = frame.from.clone().into_iter().next().unwrap_or_else(EndId::random);
-                let session = Session::accept(caller, vec!["http://relay/b".to_owned()], WINDOW, now);
+                let session = Session::accept(caller, WINDOW, now);
                 ends[to] = Some(End::new(session, lengths[1], &mut random));
             } else if is_opening {
+                // A listener remembers its callers.
                 continue;
             }
             if let Some(end) = &mut ends[to]
@@ -133,7 +138,7 @@ fn both_streams_arrive_whole_over_any_network() {
 #[test]
 fn an_end_without_answers_gives_up() {
     let begin = Instant::now();
-    let mut session = Session::call(Vec::new(), WINDOW, begin);
+    let mut session = Session::call(WINDOW, begin);
     session.outgoing().write(b"hello");
     let frame = session.next_frame(begin).map(|frame| (frame.to, frame.offset, frame.data));
     assert_eq!(frame, Some((None, Some(0), Bytes::from_static(b"hello"))));
@@ -146,9 +151,9 @@ fn an_end_without_answers_gives_up() {
 #[test]
 fn an_idle_end_is_heard_and_a_silent_one_is_given_up() {
     let begin = Instant::now();
-    let mut caller = Session::call(Vec::new(), WINDOW, begin);
+    let mut caller = Session::call(WINDOW, begin);
     let opening = caller.next_frame(begin).unwrap_or_default();
-    let mut listener = Session::accept(opening.from.clone().unwrap_or_else(EndId::random), Vec::new(), WINDOW, begin);
+    let mut listener = Session::accept(opening.from.clone().unwrap_or_else(EndId::random), WINDOW, begin);
     assert_eq!(listener.receive(&opening, begin), Ok(()));
     let answer = listener.next_frame(begin).unwrap_or_default();
     assert_eq!(caller.receive(&answer, begin), Ok(()));
@@ -164,7 +169,7 @@ fn an_idle_end_is_heard_and_a_silent_one_is_given_up() {
 #[test]
 fn a_reset_says_why() {
     let now = Instant::now();
-    let mut session = Session::call(Vec::new(), WINDOW, now);
+    let mut session = Session::call(WINDOW, now);
     let frame = Frame::reset(session.own().clone(), "no such host");
     assert_eq!(session.receive(&frame, now), Err(Failure::Reset("no such host".to_owned())));
 }
