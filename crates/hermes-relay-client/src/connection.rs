@@ -11,8 +11,8 @@ mod frame;
 mod incoming;
 mod outgoing;
 mod paths;
-mod places;
 mod ranges;
+mod receive_base;
 mod session;
 
 use std::collections::{HashSet, VecDeque};
@@ -26,11 +26,11 @@ use tokio_util::sync::CancellationToken;
 
 use self::driver::{Driver, Reception, Rules};
 use self::frame::{EndId, Frame, MAX_CHANNELS};
-use self::places::{Allowed, base_of_key, channel_below};
+use self::receive_base::{AllowedChannels, base_of_key, channel_below};
 use self::session::{Failure, Session};
 use crate::{Client, ClientError, ClientOptions, Event, Received, SubscribeOptions, Subscription};
 
-pub use self::places::Place;
+pub use self::receive_base::ReceiveBase;
 
 /// The group of listeners, of which one gets each call.
 const LISTENERS: HeaderValue = HeaderValue::from_static("listeners");
@@ -42,9 +42,9 @@ const MAX_FRAME: usize = 1 << 20;
 /// The rules of connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionOptions {
-    /// Where this end receives, at most eight places. With several, both ends use all of them at once. Empty: below the URL of
+    /// Where this end receives, below at most eight bases. With several, the connection uses all of them at once. Empty: below the URL of
     /// the listener; with a self-certifying URL, at the same relay below that of the own key.
-    pub receive: Vec<Place>,
+    pub receive: Vec<ReceiveBase>,
     /// More bases of channels at which the other end may receive. Those below the listener's URL are always allowed.
     pub peer_receives: Vec<Uri>,
     /// The most bytes in memory of each stream that the other end or the application has not taken; at least 64 KiB.
@@ -100,7 +100,7 @@ pub enum ConnectionError {
     /// The caller has gone before the listener could answer.
     #[error("the caller has gone")]
     CallerIsGone,
-    /// The other end receives at a place at which this end must not publish.
+    /// The other end receives where this end must not publish.
     #[error("the other end receives at {0:?}, which is not allowed here; add its base to those of the peers")]
     NotAllowed(String),
     /// The other end failed, for this reason.
@@ -129,52 +129,52 @@ impl From<Failure> for ConnectionError {
 
 /// An end of connections: a client of the listener's channel, and the rules.
 #[derive(Clone)]
-struct End {
+struct Endpoint {
     client: Arc<Client>,
     options: ConnectionOptions,
-    places: Vec<Place>,
+    bases: Vec<ReceiveBase>,
 }
 
-impl End {
+impl Endpoint {
     fn new(listen: Uri, mut client: ClientOptions, options: ConnectionOptions) -> Result<Self, ConnectionError> {
         let invalid = |why: String| ConnectionError::Client(ClientError::Invalid(why));
         if options.receive.len() > MAX_CHANNELS {
-            return Err(invalid(format!("too many places to receive at; at most {MAX_CHANNELS} are possible")));
+            return Err(invalid(format!("too many bases to receive below; at most {MAX_CHANNELS} are possible")));
         }
-        if client.key.is_none() && places::is_of_key(&listen) {
+        if client.key.is_none() && receive_base::is_of_key(&listen) {
             // The caller needs a key to subscribe to a channel that nobody else can read.
             let (key, _) = SigningKey::generate().map_err(|error| invalid(error.to_string()))?;
             client.key = Some(Arc::new(key));
         }
         let of_key = client.key.as_ref().and_then(|key| base_of_key(&listen, key.public()));
         let base = of_key.unwrap_or_else(|| listen.clone());
-        let places = match options.receive.is_empty() {
-            true => vec![Place { base, source: client.source }],
+        let bases = match options.receive.is_empty() {
+            true => vec![ReceiveBase { url: base, source: client.source }],
             false => options.receive.clone(),
         };
-        Ok(Self { client: Client::new(listen, client)?, options, places })
+        Ok(Self { client: Client::new(listen, client)?, options, bases })
     }
 
     fn rules(&self) -> Rules {
-        let allowed = self.options.peer_receives.iter().chain(self.places.iter().map(|place| &place.base));
+        let allowed = self.options.peer_receives.iter().chain(self.bases.iter().map(|own| &own.url));
         Rules {
-            allowed: Allowed::new(self.client.url(), allowed.cloned().collect()),
+            allowed: AllowedChannels::new(self.client.url(), allowed.cloned().collect()),
             client: self.client.clone(),
-            sources: self.places.iter().map(|place| place.source).collect(),
+            sources: self.bases.iter().map(|own| own.source).collect(),
             is_redundant: self.options.is_redundant,
             takes_early: self.options.takes_early,
             stop: self.options.stop.clone(),
         }
     }
 
-    /// Subscribes to new channels, one at each place. Returns the URLs of those that began, too.
+    /// Subscribes to new channels, one below each base. Returns the URLs of those that began, too.
     async fn receive(&self) -> Result<(Reception, Vec<String>), ConnectionError> {
         let mut channels = Vec::new();
-        for place in &self.places {
-            let text = channel_below(&place.base);
+        for base in &self.bases {
+            let text = channel_below(&base.url);
             let url = text.parse().map_err(|error| ClientError::Invalid(format!("{text}: {error}")))?;
             let options = SubscribeOptions { max_bytes: MAX_FRAME, ..SubscribeOptions::default() };
-            channels.push((text, Subscription::new(self.client.sibling(url, place.source)?, options)));
+            channels.push((text, Subscription::new(self.client.sibling(url, base.source)?, options)));
         }
         Ok(Reception::begin(channels).await?)
     }
@@ -195,7 +195,7 @@ pub async fn connect<Io: AsyncRead + AsyncWrite + Send>(
     options: ConnectionOptions,
     io: Io,
 ) -> Result<Totals, ConnectionError> {
-    let end = End::new(url, client, options)?;
+    let end = Endpoint::new(url, client, options)?;
     let mut driver = Driver::new(Session::call(end.options.window, now()), io, end.rules());
     driver.call()?;
     driver.run(end.receive()).await
@@ -203,7 +203,7 @@ pub async fn connect<Io: AsyncRead + AsyncWrite + Send>(
 
 /// Accepts connections at a URL.
 pub struct Listener {
-    end: End,
+    end: Endpoint,
     subscription: Subscription,
     remembered: Remembered,
 }
@@ -214,7 +214,7 @@ impl Listener {
     /// # Errors
     /// The relay refuses the subscription, or cannot be reached.
     pub async fn new(url: Uri, client: ClientOptions, options: ConnectionOptions) -> Result<Self, ConnectionError> {
-        let end = End::new(url, client, options)?;
+        let end = Endpoint::new(url, client, options)?;
         let options = SubscribeOptions { group: Some(LISTENERS), max_bytes: MAX_FRAME, ..SubscribeOptions::default() };
         let mut subscription = Subscription::new(end.client.clone(), options);
         subscription.begin().await?;
@@ -261,7 +261,7 @@ impl Remembered {
 
 /// A call that waits for an answer.
 pub struct Call {
-    end: End,
+    end: Endpoint,
     caller: EndId,
     opening: Frame,
 }

@@ -5,6 +5,7 @@
 //! or over TLS. Never: a publication that is sent twice; the caller knows whether it may be.
 
 pub mod connection;
+mod encryption;
 mod publisher;
 mod subscriber;
 mod subscription;
@@ -27,6 +28,7 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::task::JoinSet;
 
+pub use self::encryption::{Secret, SecretError};
 pub use self::publisher::{Acceptance, PublishOptions, Publisher};
 pub use self::subscriber::{Event, SubscribeOptions, Subscriber};
 pub use self::subscription::{Received, Subscription};
@@ -48,6 +50,8 @@ pub struct ClientOptions {
     pub headers: HeaderMap,
     /// The key that signs each request, for self-certifying channels; `None` means no signature.
     pub key: Option<Arc<SigningKey>>,
+    /// The secret that encrypts the content of publications from client to client; `None` means no encryption.
+    pub secret: Option<Secret>,
     /// The time for a connection, for the answer to a subscription, and for that to a refresh. A publication waits for as long as
     /// the relay does.
     pub patience: Duration,
@@ -56,7 +60,7 @@ pub struct ClientOptions {
 impl Default for ClientOptions {
     fn default() -> Self {
         let patience = Duration::from_secs(30);
-        Self { proxy: None, ca: None, source: None, headers: HeaderMap::new(), key: None, patience }
+        Self { proxy: None, ca: None, source: None, headers: HeaderMap::new(), key: None, secret: None, patience }
     }
 }
 

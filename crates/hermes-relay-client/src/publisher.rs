@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hermes_relay::fields::{DELIVER, DELIVERED, EVENT_ID, RELAY, SUBSCRIBERS};
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
+use crate::encryption::AES128GCM;
 use crate::{Client, ClientError, Connection, number};
 
 /// The rules of a publication.
@@ -59,6 +60,13 @@ impl Publisher {
             _ => self.client.connect().await?,
         };
         let mut fields = HeaderMap::new();
+        let body = match &self.client.options.secret {
+            Some(secret) => {
+                fields.insert(CONTENT_ENCODING, HeaderValue::from_static(AES128GCM));
+                secret.seal(&body).ok_or_else(|| ClientError::Invalid("cannot encrypt a publication".to_owned()))?
+            }
+            None => body,
+        };
         fields.extend(self.options.content_type.clone().map(|value| (CONTENT_TYPE, value)));
         if let Some(is_reliable) = self.options.is_reliable {
             fields.insert(RELAY, HeaderValue::from_static(if is_reliable { "reliable" } else { "realtime" }));

@@ -11,12 +11,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hermes_relay::fields::{EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MISSED, SUBSCRIBE, SUBSCRIPTION, TIMEOUT};
 use hermes_relay::framing::multipart::{Parser, Part};
-use http::header::{ACCEPT, CONTENT_TYPE};
+use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use crate::encryption::AES128GCM;
 use crate::{Client, ClientError, Connection, number};
 
 /// The heartbeats that may be missing before a subscription counts as broken, and the longest time between two.
@@ -48,6 +49,11 @@ pub enum Event {
         /// Its content.
         body: Bytes,
     },
+    /// A publication that was not encrypted with the client's secret. Anybody who may publish can send it.
+    Unreadable {
+        /// The position to resume from.
+        id: String,
+    },
     /// Publications that the subscriber does not get.
     Missed {
         /// The position to resume from.
@@ -61,7 +67,7 @@ impl Event {
     /// The position to resume from.
     pub fn id(&self) -> &str {
         match self {
-            Self::Publication { id, .. } | Self::Missed { id, .. } => id,
+            Self::Publication { id, .. } | Self::Unreadable { id } | Self::Missed { id, .. } => id,
         }
     }
 }
@@ -132,6 +138,17 @@ impl Client {
         })
     }
 
+    /// The publication as it was before its publisher encrypted it.
+    fn decrypted(&self, event: Event) -> Event {
+        let Some(secret) = &self.options.secret else { return event };
+        let Event::Publication { id, mut headers, body } = event else { return event };
+        let is_encrypted = headers.remove(CONTENT_ENCODING).is_some_and(|coding| coding == AES128GCM);
+        match secret.open(&body).filter(|_| is_encrypted) {
+            Some(body) => Event::Publication { id, headers, body },
+            None => Event::Unreadable { id },
+        }
+    }
+
     async fn refresh(self: Arc<Self>, subscription: HeaderValue, timeout: Duration) -> Result<(), ClientError> {
         let mut connection = self.connect().await?;
         let mut fields = HeaderMap::new();
@@ -189,7 +206,7 @@ impl Subscriber {
                 if let Some(Event::Publication { id, headers, body }) = &event {
                     self.client.check_holder(id, headers, body)?;
                 }
-                self.waiting.extend(event);
+                self.waiting.extend(event.map(|event| self.client.decrypted(event)));
             }
         }
     }

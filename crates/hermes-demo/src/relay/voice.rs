@@ -102,7 +102,7 @@ async fn over_relays(tree: &Tree, count: usize) -> anyhow::Result<Stream> {
                 Some(Event::Publication { body, .. }) => {
                     arrivals.push((number(&body).context("a packet without a number")?, Instant::now()));
                 }
-                Some(Event::Missed { .. }) => {}
+                Some(Event::Unreadable { .. } | Event::Missed { .. }) => {}
                 None => break,
             }
         }

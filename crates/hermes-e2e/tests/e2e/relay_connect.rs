@@ -195,6 +195,25 @@ async fn a_connection_uses_several_relays_and_survives_the_loss_of_one() {
 }
 
 #[tokio::test]
+async fn only_who_has_the_secret_connects() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let node = relay(&overlay, "relay").await;
+    let secret = overlay.dir().join("secret");
+    std::fs::write(&secret, "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=").unwrap();
+    let (server, channel, secret) = (echo(), url(&node, "/echo"), secret.to_str().unwrap());
+    let _listener = serve(server.address(), &[&channel, "--secret", secret]).await;
+    let reading = ["--header", "hermes-subscribe: true", "--header", "accept: text/event-stream"];
+    let mut eavesdropper = Subscriber::new(&node, "/echo", &reading, 2).await;
+    let output = pipe(&[&channel, "--secret", secret], b"hello").await;
+    assert_eq!((&*output.stdout, output.status.success()), (&b"hello"[..], true));
+    // A call in the clear is none.
+    let arguments = [&*channel];
+    assert!(tokio::time::timeout(Duration::from_secs(2), pipe(&arguments, b"hello")).await.is_err());
+    let first = eavesdropper.lines(3).await;
+    assert!(!first.iter().any(|line| line.contains("hello") || line.contains("receive")), "{first:?}");
+}
+
+#[tokio::test]
 async fn failures_have_a_reason_and_reset_the_application() {
     let overlay = Overlay::new(hermes()).unwrap();
     let node = relay(&overlay, "relay").await;

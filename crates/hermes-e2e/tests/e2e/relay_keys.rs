@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
+use base64::Engine as _;
 use hermes_signature::{CONTENT_DIGEST, SignedRequest, SigningKey, content_digest, sign};
 use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
@@ -234,4 +235,43 @@ async fn a_subscriber_need_not_trust_the_relays() {
         assert_eq!(output.stdout, if is_genuine { &b"true\n"[..] } else { b"" });
         assert!(is_genuine || words.contains("is not signed by the holder of the key"), "{words}");
     }
+}
+
+#[tokio::test]
+async fn a_relay_does_not_see_what_clients_encrypt() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let root = overlay.node("root").document(ROOT).start().await.unwrap();
+    let secret = |name: &str, text: &str| {
+        let path = overlay.dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let [right, wrong, weak] = [
+        secret("right", "q83vEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA=\n"),
+        secret("wrong", "AAAAEjRWeJCrze8SNFZ4kKvN7xI0VniQq83vEjRWeJA="),
+        secret("weak", "c2hvcnQ="),
+    ];
+    let url = format!("http://{}/secret", root.address("web"));
+    let run = |verb: &str, arguments: &[&str]| {
+        let mut command = Command::new(hermes());
+        command.args([verb, &url, "--json"]).args(arguments).kill_on_drop(true);
+        command
+    };
+    let mut readers = [&right, &wrong].map(|secret| Subscriber::run(&mut run("subscribe", &["--secret", secret])));
+    let mut plain = Subscriber::run(&mut run("subscribe", &[]));
+    root.metric_is("hermes_relay_subscriptions", "", 3.0).await;
+    let published = run("publish", &["--secret", &right, "--data", "meet at noon"]).output().await.unwrap();
+    assert!(published.status.success());
+    assert_eq!(readers[0].json().await["data"], "meet at noon");
+    assert_eq!(readers[1].json().await["unreadable"], true);
+    let sealed = plain.json().await["base64"].as_str().unwrap().to_owned();
+    // A salt, the size of the record, no name of a key, the record with its delimiter and tag.
+    let bytes = base64::prelude::BASE64_STANDARD.decode(sealed).unwrap();
+    assert_eq!((bytes.len(), &bytes[16..21]), (16 + 4 + 1 + 12 + 1 + 16, &[0, 0, 0, 29, 0][..]));
+    publish(&root, "/secret", "in the clear", &[]).await;
+    assert_eq!(readers[0].json().await["unreadable"], true);
+    assert_eq!(plain.json().await["data"], "in the clear");
+    let refused = run("publish", &["--secret", &weak, "--data", "x"]).output().await.unwrap();
+    let reason = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && reason.contains("openssl rand -base64 32"), "{reason}");
 }

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::frame::Frame;
 use super::paths::{Outcome, Paths};
-use super::places::Allowed;
+use super::receive_base::AllowedChannels;
 use super::session::Session;
 use super::{ConnectionError, Totals};
 use crate::{Client, ClientError, Event, Received, Subscription};
@@ -125,9 +125,9 @@ async fn receive(mut subscription: Subscription, frames: mpsc::Sender<Frame>, re
     }
 }
 
-/// What is to be done for the application.
+/// What the application gets next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Duty {
+enum OutputStep {
     Nothing,
     Write,
     /// What was written may wait in a buffer.
@@ -136,16 +136,16 @@ enum Duty {
     Shut,
 }
 
-/// Does a duty. Returns the number of bytes that were written.
-async fn give(duty: Duty, output: &mut (impl AsyncWrite + Unpin), pending: &[u8]) -> io::Result<usize> {
-    match duty {
-        Duty::Nothing => std::future::pending().await,
-        Duty::Write => match output.write(pending).await? {
+/// Takes a step. Returns the number of bytes that were written.
+async fn write_output(step: OutputStep, output: &mut (impl AsyncWrite + Unpin), pending: &[u8]) -> io::Result<usize> {
+    match step {
+        OutputStep::Nothing => std::future::pending().await,
+        OutputStep::Write => match output.write(pending).await? {
             0 => Err(io::ErrorKind::WriteZero.into()),
             written => Ok(written),
         },
-        Duty::Flush => output.flush().await.map(|()| 0),
-        Duty::Shut => output.shutdown().await.map(|()| 0),
+        OutputStep::Flush => output.flush().await.map(|()| 0),
+        OutputStep::Shut => output.shutdown().await.map(|()| 0),
     }
 }
 
@@ -169,7 +169,7 @@ pub(super) struct Driver<Io> {
 
 /// The rules of a connection.
 pub(super) struct Rules {
-    pub allowed: Allowed,
+    pub allowed: AllowedChannels,
     /// The client of the listener's channel.
     pub client: Arc<Client>,
     /// The local addresses of publications.
@@ -278,7 +278,7 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
                 return Ok(());
             }
             self.publish(now);
-            let duty = self.duty(now);
+            let step = self.next_output_step(now);
             let room = self.session.outgoing().room().min(READ_SIZE);
             let wake_at = self.wake_at();
             tokio::select! {
@@ -291,8 +291,8 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
                 read = self.input.read(&mut self.buffer[..room]), if room > 0 && !self.has_input_ended => {
                     self.read(read.map_err(ConnectionError::Application)?);
                 }
-                given = give(duty, &mut self.output, &self.pending) => {
-                    self.done(duty, given.map_err(ConnectionError::Application)?);
+                written = write_output(step, &mut self.output, &self.pending) => {
+                    self.output_done(step, written.map_err(ConnectionError::Application)?);
                 }
                 () = tokio::time::sleep_until(wake_at) => {}
                 () = self.rules.stop.cancelled() => return Err(ConnectionError::Stopped),
@@ -300,31 +300,31 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
         }
     }
 
-    /// What is to be done for the application now.
-    fn duty(&mut self, now: Instant) -> Duty {
+    /// What the application gets now.
+    fn next_output_step(&mut self, now: Instant) -> OutputStep {
         // A caller that does not know this end may have gone long ago, or have called another listener, too.
         if !self.session.is_known_to_peer() && !self.rules.takes_early {
-            return Duty::Nothing;
+            return OutputStep::Nothing;
         }
         if self.pending.is_empty() {
             self.pending = self.session.take(now.into_std()).unwrap_or_default();
         }
         match () {
-            () if !self.pending.is_empty() => Duty::Write,
-            () if self.is_unflushed => Duty::Flush,
-            () if self.session.incoming().is_taken() && !self.is_output_shut => Duty::Shut,
-            () => Duty::Nothing,
+            () if !self.pending.is_empty() => OutputStep::Write,
+            () if self.is_unflushed => OutputStep::Flush,
+            () if self.session.incoming().is_taken() && !self.is_output_shut => OutputStep::Shut,
+            () => OutputStep::Nothing,
         }
     }
 
-    fn done(&mut self, duty: Duty, written: usize) {
+    fn output_done(&mut self, step: OutputStep, written: usize) {
         self.pending.advance(written);
         self.totals.received += written as u64;
-        match duty {
-            Duty::Nothing => {}
-            Duty::Write => self.is_unflushed = true,
-            Duty::Flush => self.is_unflushed = false,
-            Duty::Shut => {
+        match step {
+            OutputStep::Nothing => {}
+            OutputStep::Write => self.is_unflushed = true,
+            OutputStep::Flush => self.is_unflushed = false,
+            OutputStep::Shut => {
                 self.is_output_shut = true;
                 self.session.delivered();
             }

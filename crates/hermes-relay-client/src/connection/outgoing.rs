@@ -36,7 +36,7 @@ pub(super) struct Chunk {
 }
 
 #[derive(Debug)]
-struct Flight {
+struct SentChunk {
     chunk: Chunk,
     /// The publications of it that are under way. There are several on redundant paths.
     under_way: usize,
@@ -50,7 +50,7 @@ struct Flight {
 
 /// A chunk that is to be sent again.
 #[derive(Debug)]
-struct Lost {
+struct LostChunk {
     chunk: Chunk,
     first_published: Option<Instant>,
     sent: u32,
@@ -70,8 +70,8 @@ pub(super) struct Outgoing {
     /// The application has ended the stream; a chunk has the end.
     is_ended: bool,
     is_end_sent: bool,
-    lost: BTreeMap<u64, Lost>,
-    in_flight: BTreeMap<u64, Flight>,
+    lost: BTreeMap<u64, LostChunk>,
+    in_flight: BTreeMap<u64, SentChunk>,
     /// The bytes of `lost` and `in_flight`.
     unacknowledged: usize,
     /// The smoothed time from a publication to its acknowledgement.
@@ -126,23 +126,23 @@ impl Outgoing {
                 self.repeated += 1;
                 lost
             }
-            None => Lost { chunk: self.fresh_chunk()?, first_published: None, sent: 0 },
+            None => LostChunk { chunk: self.fresh_chunk()?, first_published: None, sent: 0 },
         };
-        let Lost { chunk, first_published, sent } = lost;
-        let flight = Flight { chunk: chunk.clone(), under_way: 1, published: None, first_published, sent: sent + 1 };
+        let LostChunk { chunk, first_published, sent } = lost;
+        let flight = SentChunk { chunk: chunk.clone(), under_way: 1, published: None, first_published, sent: sent + 1 };
         self.in_flight.insert(chunk.offset, flight);
         Some(chunk)
     }
 
     /// The first lost chunk. What is longer than chunks are now stays lost.
-    fn next_lost(&mut self) -> Option<Lost> {
+    fn next_lost(&mut self) -> Option<LostChunk> {
         let (_, mut lost) = self.lost.pop_first()?;
         if lost.chunk.data.len() > self.max_chunk {
             let rest = lost.chunk.data.split_off(self.max_chunk);
             let rest =
                 Chunk { offset: lost.chunk.offset + self.max_chunk as u64, data: rest, is_end: lost.chunk.is_end };
             lost.chunk.is_end = false;
-            self.lost.insert(rest.offset, Lost { chunk: rest, ..lost });
+            self.lost.insert(rest.offset, LostChunk { chunk: rest, ..lost });
         }
         Some(lost)
     }
@@ -198,8 +198,8 @@ impl Outgoing {
     }
 
     fn lose(&mut self, offset: u64) {
-        if let Some(Flight { chunk, first_published, sent, .. }) = self.in_flight.remove(&offset) {
-            self.lost.insert(offset, Lost { chunk, first_published, sent });
+        if let Some(SentChunk { chunk, first_published, sent, .. }) = self.in_flight.remove(&offset) {
+            self.lost.insert(offset, LostChunk { chunk, first_published, sent });
         }
     }
 
@@ -235,7 +235,7 @@ impl Outgoing {
         };
         let mut freed = 0;
         let mut measured = None;
-        self.lost.retain(|_, Lost { chunk, .. }| {
+        self.lost.retain(|_, LostChunk { chunk, .. }| {
             let is_received = is_received(chunk);
             freed += if is_received { chunk.data.len() } else { 0 };
             !is_received
@@ -263,13 +263,13 @@ impl Outgoing {
 
     /// The time at which [`Self::repeat_lost`] may find something.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let deadline = |flight: &Flight| Some(flight.published? + Self::timeout(self.round_trip, flight.sent));
+        let deadline = |flight: &SentChunk| Some(flight.published? + Self::timeout(self.round_trip, flight.sent));
         self.in_flight.values().filter_map(deadline).min()
     }
 
     /// Sends again what was published, but never acknowledged.
     pub(super) fn repeat_lost(&mut self, now: Instant) {
-        let is_lost = |flight: &Flight| {
+        let is_lost = |flight: &SentChunk| {
             flight.published.is_some_and(|published| now >= published + Self::timeout(self.round_trip, flight.sent))
         };
         let lost: Vec<u64> =

@@ -51,8 +51,8 @@ pub(super) struct Session {
     outgoing: Outgoing,
     /// When an acknowledgement is due, and what the latest one said.
     acknowledge_at: Option<Instant>,
-    told_before: u64,
-    told_limit: u64,
+    acknowledged_to: u64,
+    advertised_limit: u64,
     /// The other end may wait at this byte for the latest limit, which it may not have got.
     blocked_at: Option<u64>,
     limit_pause: Duration,
@@ -80,8 +80,8 @@ impl Session {
             incoming: Incoming::new(window as u64),
             outgoing: Outgoing::new(window),
             acknowledge_at: None,
-            told_before: 0,
-            told_limit: 0,
+            acknowledged_to: 0,
+            advertised_limit: 0,
             blocked_at: None,
             limit_pause: MIN_LIMIT_PAUSE,
             began_at: now,
@@ -135,7 +135,7 @@ impl Session {
     pub(super) fn take(&mut self, now: Instant) -> Option<Bytes> {
         let data = self.incoming.take()?;
         // The other end may wait for the room.
-        if self.incoming.limit() >= self.told_limit + self.incoming.window() / 4 {
+        if self.incoming.limit() >= self.advertised_limit + self.incoming.window() / 4 {
             self.acknowledge_by(now);
         }
         Some(data)
@@ -164,7 +164,7 @@ impl Session {
         }
         if let Some(offset) = frame.offset {
             let is_next = self.incoming.receive(offset, &frame.data, frame.end)?;
-            let is_much = self.incoming.next() >= self.told_before + self.incoming.window() / 4;
+            let is_much = self.incoming.next() >= self.acknowledged_to + self.incoming.window() / 4;
             let is_urgent = !is_next || frame.end || is_much;
             self.acknowledge_by(if is_urgent { now } else { now + ACKNOWLEDGE_DELAY });
         } else if frame.from.is_some() {
@@ -200,7 +200,7 @@ impl Session {
 
     fn frame(&mut self, chunk: Option<Chunk>, now: Instant) -> Frame {
         let acknowledged = self.incoming.acknowledgement();
-        self.acknowledge_at = self.note_limit(acknowledged.before, acknowledged.limit).map(|pause| now + pause);
+        self.acknowledge_at = self.note_advertised(acknowledged.before, acknowledged.limit).map(|pause| now + pause);
         self.sent_at = Some(now);
         self.is_closed_sent |= self.complete_at.is_some();
         let (offset, end) =
@@ -219,12 +219,12 @@ impl Session {
     }
 
     /// Notes what the other end is told. Returns the pause before it is told once more, if it may wait for that.
-    fn note_limit(&mut self, before: u64, limit: u64) -> Option<Duration> {
-        if before > 0 && before == self.told_limit && limit > before {
+    fn note_advertised(&mut self, before: u64, limit: u64) -> Option<Duration> {
+        if before > 0 && before == self.advertised_limit && limit > before {
             self.blocked_at = Some(before);
             self.limit_pause = MIN_LIMIT_PAUSE;
         }
-        (self.told_before, self.told_limit) = (before, limit);
+        (self.acknowledged_to, self.advertised_limit) = (before, limit);
         if self.blocked_at != Some(before) || self.incoming.is_whole() {
             self.blocked_at = None;
             return None;

@@ -16,7 +16,9 @@ use clap::Parser;
 use hermes_model::scalar::ByteSize;
 use hermes_net::tcp::{end_on_close, reset_on_close};
 use hermes_relay_client::ClientOptions;
-use hermes_relay_client::connection::{Call, ConnectionError, ConnectionOptions, Listener, Place, Totals, connect};
+use hermes_relay_client::connection::{
+    Call, ConnectionError, ConnectionOptions, Listener, ReceiveBase, Totals, connect,
+};
 use http::Uri;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
@@ -55,7 +57,7 @@ pub(super) struct Connect {
     /// Receive below this URL, from this local address. May be repeated, to use several relays or networks at once [default:
     /// below the URL]
     #[arg(long = "receive", value_name = "[ADDRESS@]URL")]
-    receive: Vec<Place>,
+    receive: Vec<ReceiveBase>,
     /// Let the other end receive below this URL, too. May be repeated
     #[arg(long = "peer-receives", value_name = "URL")]
     peer_receives: Vec<Uri>,
@@ -103,7 +105,7 @@ impl Connect {
             takes_early: self.early,
             ..ConnectionOptions::default()
         };
-        let end = End { url: self.url, client: self.reach.options()?, options };
+        let end = Target { url: self.url, client: self.reach.options()?, options };
         let stop = end.options.stop.clone();
         let mut connections = Connections {
             running: JoinSet::new(),
@@ -130,13 +132,13 @@ impl Connect {
 }
 
 #[derive(Clone)]
-struct End {
+struct Target {
     url: Uri,
     client: ClientOptions,
     options: ConnectionOptions,
 }
 
-impl End {
+impl Target {
     async fn call(self, mut tcp: TcpStream) -> Result<Totals, ConnectionError> {
         prepare(&tcp);
         let totals = connect(self.url, self.client, self.options, &mut tcp).await?;
@@ -146,7 +148,7 @@ impl End {
 }
 
 /// Opens a connection for standard input and output.
-async fn pipe(end: End) -> anyhow::Result<ExitCode> {
+async fn pipe(end: Target) -> anyhow::Result<ExitCode> {
     let io = tokio::io::join(tokio::io::stdin(), tokio::io::stdout());
     connect(end.url, end.client, end.options, io).await?;
     Ok(ExitCode::SUCCESS)
@@ -185,7 +187,7 @@ struct Connections {
 }
 
 impl Connections {
-    async fn serve(&mut self, end: End, server: String) -> anyhow::Result<ExitCode> {
+    async fn serve(&mut self, end: Target, server: String) -> anyhow::Result<ExitCode> {
         let stop = end.options.stop.clone();
         let mut listener = Listener::new(end.url.clone(), end.client, end.options).await?;
         self.begin(&end.url, "serve", &server)?;
@@ -213,7 +215,7 @@ impl Connections {
         }
     }
 
-    async fn bind(&mut self, end: End, address: SocketAddr) -> anyhow::Result<ExitCode> {
+    async fn bind(&mut self, end: Target, address: SocketAddr) -> anyhow::Result<ExitCode> {
         let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         self.begin(&end.url, "bind", &listener.local_addr()?.to_string())?;
         loop {

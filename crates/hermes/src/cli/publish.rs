@@ -3,13 +3,15 @@
 //! In: a URL, and content from the command line or standard input. Out: for each publication, the number of subscribers
 //! that it reached. Never: a publication that is sent again after its connection broke, since it may have arrived.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use bytes::Bytes;
 use clap::{Args, Parser};
-use hermes_relay_client::{Acceptance, Client, ClientOptions, PublishOptions, Publisher};
+use hermes_net::file;
+use hermes_relay_client::{Acceptance, Client, ClientOptions, PublishOptions, Publisher, Secret};
 use http::{HeaderName, HeaderValue, Uri};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
@@ -61,6 +63,9 @@ pub(super) struct Reach {
     /// Sign each request with this Ed25519 key (PEM), for self-certifying channels; `hermes key` makes one
     #[arg(long, value_name = "FILE")]
     key: Option<std::path::PathBuf>,
+    /// Encrypt publications with the secret in this file, for clients that have it, too; `openssl rand -base64 32` makes one
+    #[arg(long, value_name = "FILE")]
+    secret: Option<std::path::PathBuf>,
     /// Add a request header. May be repeated
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     headers: Vec<(HeaderName, HeaderValue)>,
@@ -70,12 +75,18 @@ impl Reach {
     pub(super) fn options(self) -> anyhow::Result<ClientOptions> {
         let headers = self.headers.into_iter().collect();
         let key = self.key.as_deref().map(key::read).transpose()?;
-        Ok(ClientOptions { proxy: self.proxy, ca: self.ca, headers, key, ..ClientOptions::default() })
+        let secret = self.secret.as_deref().map(secret).transpose()?;
+        Ok(ClientOptions { proxy: self.proxy, ca: self.ca, headers, key, secret, ..ClientOptions::default() })
     }
 
     pub(super) fn client(self, url: Uri) -> anyhow::Result<Arc<Client>> {
         Ok(Client::new(url, self.options()?)?)
     }
+}
+
+fn secret(path: &Path) -> anyhow::Result<Secret> {
+    let text = file::read(path, file::MAX_FILE_BYTES).with_context(|| format!("cannot read {}", path.display()))?;
+    Secret::parse(&String::from_utf8_lossy(&text)).with_context(|| path.display().to_string())
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue), String> {

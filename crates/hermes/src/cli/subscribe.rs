@@ -89,6 +89,11 @@ impl Output {
             Event::Missed { id, count: missed } if self.as_json => {
                 print(&format!("{}\n", json!({"id": id, "missed": missed})))
             }
+            Event::Unreadable { id } if self.as_json => print(&format!("{}\n", json!({"id": id, "unreadable": true}))),
+            Event::Unreadable { .. } => {
+                eprintln!("hermes: left out a publication that is not encrypted with this secret");
+                Ok(())
+            }
             // The channel has another root.
             Event::Missed { count: Some(0), .. } => Ok(()),
             Event::Missed { count: missed, .. } => {

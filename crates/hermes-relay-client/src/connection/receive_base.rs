@@ -8,16 +8,16 @@ use std::net::IpAddr;
 use hermes_signature::PublicKey;
 use http::Uri;
 
-/// A place at which an end receives.
+/// Where an end receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ReceiveBase {
     /// Channels are one segment below this URL.
-    pub base: Uri,
+    pub url: Uri,
     /// The local address of the subscription; `None` lets the system choose.
     pub source: Option<IpAddr>,
 }
 
-impl std::str::FromStr for Place {
+impl std::str::FromStr for ReceiveBase {
     type Err = String;
 
     // `URL` or `ADDRESS@URL`.
@@ -28,7 +28,7 @@ impl std::str::FromStr for Place {
             }
             None => (None, text),
         };
-        Ok(Self { base: base.parse().map_err(|error| format!("{base}: {error}"))?, source })
+        Ok(Self { url: base.parse().map_err(|error| format!("{base}: {error}"))?, source })
     }
 }
 
@@ -50,13 +50,13 @@ pub(super) fn is_of_key(listen: &Uri) -> bool {
 
 /// The rule for the channels of other ends.
 #[derive(Clone, Debug)]
-pub(super) struct Allowed {
+pub(super) struct AllowedChannels {
     bases: Vec<Uri>,
     /// Channels of any key at the same relay are allowed, too.
     keys_at: Option<Uri>,
 }
 
-impl Allowed {
+impl AllowedChannels {
     /// Allows channels below `bases`, and below `listen`.
     pub(super) fn new(listen: &Uri, mut bases: Vec<Uri>) -> Self {
         bases.push(listen.clone());
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn only_channels_below_a_base_are_allowed() {
-        let allowed = Allowed::new(&uri("http://relay/x/shell/"), vec![uri("https://other:444/y")]);
+        let allowed = AllowedChannels::new(&uri("http://relay/x/shell/"), vec![uri("https://other:444/y")]);
         for good in [format!("http://relay/x/shell/{HEX}"), format!("https://other:444/y/{HEX}")] {
             assert_eq!(allowed.url(&good).map(|url| url.to_string()), Some(good));
         }
@@ -132,7 +132,7 @@ mod tests {
     fn a_self_certifying_listener_allows_the_channels_of_any_key() {
         let [callee, caller] = [(); 2].map(|()| *SigningKey::generate().unwrap().0.public());
         let listen = uri(&format!("http://relay/pk/{}/to/shell", callee.name()));
-        let allowed = Allowed::new(&listen, Vec::new());
+        let allowed = AllowedChannels::new(&listen, Vec::new());
         let base = base_of_key(&listen, &caller).unwrap();
         assert!(allowed.url(&channel_below(&base)).is_some());
         assert_eq!(allowed.url(&format!("http://relay/pk/{}/to/a/{HEX}", caller.name())), None);
@@ -141,9 +141,9 @@ mod tests {
     }
 
     #[test]
-    fn a_place_may_name_a_local_address() {
-        let place: Place = "192.0.2.1@http://relay/x".parse().unwrap();
-        assert_eq!((place.source, place.base), ("192.0.2.1".parse().ok(), uri("http://relay/x")));
-        assert!("relay@http://relay/x".parse::<Place>().is_err());
+    fn a_base_may_name_a_local_address() {
+        let base: ReceiveBase = "192.0.2.1@http://relay/x".parse().unwrap();
+        assert_eq!((base.source, base.url), ("192.0.2.1".parse().ok(), uri("http://relay/x")));
+        assert!("relay@http://relay/x".parse::<ReceiveBase>().is_err());
     }
 }
