@@ -42,7 +42,7 @@ const MAX_FRAME: usize = 1 << 20;
 /// The rules of connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionOptions {
-    /// Where this end receives, below at most eight bases. With several, the connection uses all of them at once. Empty: below the URL of
+    /// This end receives below these bases, at most eight. The connection uses all of them at once. Empty: below the URL of
     /// the listener; with a self-certifying URL, at the same relay below that of the own key.
     pub receive: Vec<ReceiveBase>,
     /// More bases of channels at which the other end may receive. Those below the listener's URL are always allowed.
@@ -71,7 +71,7 @@ impl Default for ConnectionOptions {
     }
 }
 
-/// What a connection has carried.
+/// The volume of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Bytes of the application.
@@ -97,8 +97,8 @@ pub enum ConnectionError {
     /// No listener has subscribed.
     #[error("nobody listens at this URL; start a listener, or look whether it has the same URL and relay")]
     NobodyListens,
-    /// The caller has gone before the listener could answer.
-    #[error("the caller has gone")]
+    /// The caller left before the listener could answer.
+    #[error("the caller left")]
     CallerIsGone,
     /// The other end receives where this end must not publish.
     #[error("the other end receives at {0:?}, which is not allowed here; add its base to those of the peers")]
@@ -112,7 +112,7 @@ pub enum ConnectionError {
 }
 
 impl ConnectionError {
-    /// The other end knows of it already, or is not there.
+    /// Whether the other end knows of it already, or does not exist.
     fn is_known_to_peer(&self) -> bool {
         matches!(self, Self::Reset(_) | Self::NobodyListens | Self::CallerIsGone)
     }
@@ -209,7 +209,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Begins to listen. Of several listeners at one URL, one gets each call.
+    /// Begins to listen. A call at a URL with several listeners goes to one of them.
     ///
     /// # Errors
     /// The relay refuses the subscription, or cannot be reached.
@@ -270,7 +270,7 @@ impl Call {
     /// Accepts the connection, and carries `io` over it until both streams have ended.
     ///
     /// # Errors
-    /// The caller has gone or receives where this end must not publish, a relay refuses, or the connection fails later.
+    /// The caller left or receives where this end must not publish, a relay refuses, or the connection fails later.
     pub async fn run<Io: AsyncRead + AsyncWrite + Send>(self, io: Io) -> Result<Totals, ConnectionError> {
         let Self { end, caller, opening } = self;
         let mut driver = Driver::new(Session::accept(caller, end.options.window, now()), io, end.rules());

@@ -975,7 +975,7 @@ fn shells_accept_their_completions() {
     let mut bash = Command::new("bash").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
     let output = bash.wait_with_output().unwrap();
-    assert_eq!(stdout(&output).trim(), "controller ca check completions");
+    assert_eq!(stdout(&output).trim(), "controller ca check connect completions");
     let kinds = script
         .replace("hermes c)", "hermes explain --kind '')")
         .replace("=1;", "=3;")

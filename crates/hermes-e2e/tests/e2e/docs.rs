@@ -148,6 +148,7 @@ fn the_guide_of_the_relay_works() {
         "\nnot without the key\ndelivered to 1 of 1 subscriber\nfrom the holder\n",
         "\nhermes-copies: 1",
         "\nafter\n",
+        "\nonly over the relay\n",
     ] {
         assert!(printed.contains(words), "{words}: {printed}");
     }

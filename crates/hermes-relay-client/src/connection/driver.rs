@@ -1,7 +1,7 @@
 //! A connection at work: one task that moves bytes between an application and relays.
 //!
-//! In: a session, the application's stream, subscriptions of own channels, and paths to the other end. Out: what both streams
-//! carried, or why the connection failed. Never: a task that outlives the call.
+//! In: a session, the application's stream, subscriptions of own channels, and paths to the other end. Out: the volume of
+//! both streams, or the reason why the connection failed. Never: a task that outlives the call.
 
 use std::collections::HashSet;
 use std::io;
@@ -85,7 +85,7 @@ impl Reception {
         }
     }
 
-    /// The next frame, or the reason why there is none any more.
+    /// The next frame, or the reason why no other one comes.
     async fn next(&mut self) -> Result<Frame, ClientError> {
         loop {
             tokio::select! {
@@ -111,7 +111,7 @@ async fn receive(mut subscription: Subscription, frames: mpsc::Sender<Frame>, re
             }
         };
         match received {
-            // What is no frame comes from a stranger. Gaps and interruptions: the other end sends again.
+            // A stranger may publish anything that is no frame. Gaps and interruptions: the other end sends again.
             Ok(Received::Event(Event::Publication { body, .. })) => {
                 if let Some(frame) = Frame::decode(&body)
                     && frames.send(frame).await.is_err()
@@ -125,12 +125,12 @@ async fn receive(mut subscription: Subscription, frames: mpsc::Sender<Frame>, re
     }
 }
 
-/// What the application gets next.
+/// The next service to the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutputStep {
     Nothing,
     Write,
-    /// What was written may wait in a buffer.
+    /// Bytes that were written may wait in a buffer.
     Flush,
     /// It gets the end of the stream.
     Shut,
@@ -231,8 +231,8 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
         Ok(self.session.receive(opening, Instant::now().into_std())?)
     }
 
-    /// Carries both streams to their ends, when `reception` has begun. What the application says first goes with the first
-    /// frame.
+    /// Carries both streams to their ends, when `reception` has begun. The first frame
+    /// has the first bytes of the application.
     pub(super) async fn run(
         mut self,
         reception: impl Future<Output = Result<(Reception, Vec<String>), ConnectionError>>,
@@ -300,7 +300,7 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
         }
     }
 
-    /// What the application gets now.
+    /// The service that the application needs now.
     fn next_output_step(&mut self, now: Instant) -> OutputStep {
         // A caller that does not know this end may have gone long ago, or have called another listener, too.
         if !self.session.is_known_to_peer() && !self.rules.takes_early {

@@ -57,7 +57,7 @@ pub(super) struct Frame {
     /// The sender's stream ends after `data`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end: bool,
-    /// What the sender has received of the other stream.
+    /// The part of the other stream that the sender has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acknowledged: Option<Acknowledgement>,
     /// The sender has everything, knows that the other end has, too, and goes.
@@ -71,7 +71,7 @@ pub(super) struct Frame {
     pub data: Bytes,
 }
 
-/// What an end has received.
+/// The parts of a stream that an end has received.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Acknowledgement {

@@ -28,9 +28,9 @@ pub(super) struct Incoming {
     window: u64,
     /// All bytes before this one have arrived.
     next: u64,
-    /// What has arrived after `next`. The parts do not overlap, and keep nothing else of their publications.
+    /// Bytes after `next`. The parts do not overlap, and keep nothing else of their publications.
     parts: BTreeMap<u64, Bytes>,
-    /// What the application may take, and what it has taken.
+    /// Bytes that the application may take, and the number of those that it has taken.
     ready: BytesMut,
     taken: u64,
     end: Option<u64>,

@@ -48,7 +48,7 @@ struct SentChunk {
     sent: u32,
 }
 
-/// A chunk that is to be sent again.
+/// A chunk that is sent again.
 #[derive(Debug)]
 struct LostChunk {
     chunk: Chunk,
@@ -134,7 +134,7 @@ impl Outgoing {
         Some(chunk)
     }
 
-    /// The first lost chunk. What is longer than chunks are now stays lost.
+    /// The first lost chunk. The part of it that exceeds the present size of chunks stays lost.
     fn next_lost(&mut self) -> Option<LostChunk> {
         let (_, mut lost) = self.lost.pop_first()?;
         if lost.chunk.data.len() > self.max_chunk {
@@ -192,7 +192,7 @@ impl Outgoing {
         }
     }
 
-    /// Nobody has answered the frame that opens the connection. What it had is sent again with the next one.
+    /// Nobody has answered the frame that opens the connection. The next one has its bytes again.
     pub(super) fn open_failed(&mut self) {
         self.lose(0);
     }

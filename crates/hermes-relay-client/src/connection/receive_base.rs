@@ -1,4 +1,4 @@
-//! Where the ends of connections receive: channels with random names below a base URL.
+//! The channels at which ends of connections receive. They have random names below a base URL.
 //!
 //! In: the URL of the listener, and the URLs that the other end claims. Out: own channels, and those of the other end at which
 //! this one may publish. Never: a URL outside of the allowed bases, so that nobody can direct this end at a third party.
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use hermes_signature::PublicKey;
 use http::Uri;
 
-/// Where an end receives.
+/// A base of channels at which an end receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceiveBase {
     /// Channels are one segment below this URL.
@@ -78,14 +78,14 @@ impl AllowedChannels {
     }
 }
 
-/// The URL without a query and without a slash at its end.
+/// The URL without a query and a final slash.
 fn stem(base: &Uri) -> String {
     let scheme = base.scheme_str().unwrap_or_default();
     let authority = base.authority().map_or("", |authority| authority.as_str());
     format!("{scheme}://{authority}{}", base.path().trim_end_matches('/'))
 }
 
-/// What follows `/pk/NAME/to/`.
+/// The part after `/pk/NAME/to/`.
 fn key_and_rest(path: &str) -> Option<&str> {
     let (name, rest) = path.strip_prefix("/pk/")?.split_once("/to/")?;
     PublicKey::parse(name).map(|_| rest)

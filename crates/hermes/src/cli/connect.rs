@@ -224,7 +224,7 @@ impl Connections {
                 () = end.options.stop.cancelled() => return self.finish().await,
             };
             let Ok((tcp, _)) = accepted else {
-                // A client that has gone, or no descriptor that is free.
+                // The client left, or no descriptor is free.
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
