@@ -133,7 +133,8 @@ fn take(request: &RelayRequest<'_>, signed: Signed) -> Result<(), Error> {
     }
 }
 
-fn now() -> u64 {
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 

@@ -26,6 +26,7 @@ mod siblings;
 mod stand_by;
 mod subscribe;
 mod upstream;
+mod url_token;
 mod websocket;
 
 use std::rc::Rc;
@@ -113,6 +114,7 @@ impl ForNext {
         if facts.method != Method::GET || !subscribe::is_for_next(request) {
             return Ok(None);
         }
+        subscribe::check_token(request)?;
         let Some(upstream) = Siblings::of(request).next_of(&channel(request.entry, None)) else { return Ok(None) };
         Ok(Some(Self { upstream, page: Page::of(facts, &request.settings.origins)? }))
     }
@@ -209,7 +211,11 @@ fn lines<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = 
 
 /// The user of a session, or the client's address without a user. Bounds of clients count for it.
 fn subject(entry: &SessionEntry) -> Arc<str> {
-    let facts = &entry.facts;
+    client_of(&entry.facts)
+}
+
+/// The client of a request: `user/NAME`, or `address/IP` without a user.
+fn client_of(facts: &Facts) -> Arc<str> {
     let address = || format!("address/{}", facts.client_address());
     Arc::from(facts.user.as_ref().map_or_else(address, |user| format!("user/{user}")))
 }

@@ -16,7 +16,7 @@ use hermes_relay::fields::{COPIES, DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVE
 use hermes_relay::{
     Audience, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved,
 };
-use hermes_signature::{SIGNATURE, SIGNATURE_INPUT};
+use hermes_signature::{Right, SIGNATURE, SIGNATURE_INPUT};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::{Error, Retry};
 use http::header::{CONTENT_LENGTH, EXPECT, HeaderName, ORIGIN};
@@ -30,7 +30,7 @@ use crate::feeds::{Outcome, Refused};
 use crate::next_channel::{ChannelRequests, refused as refused_by_next};
 use crate::receipts::count;
 use crate::siblings::Siblings;
-use crate::{RelayRequest, certified, channel, may_redirect, redirect, refusal, text, upstream, wish};
+use crate::{RelayRequest, certified, channel, may_redirect, redirect, refusal, text, upstream, url_token, wish};
 use crate::{locate, moves};
 
 /// The fields that describe the content of a publication all begin so.
@@ -59,6 +59,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         Some(_) => return Err(Error::Malformed(format!("{DELIVER} must be all or one"))),
     };
     // Before anything of the body takes memory.
+    url_token::check(facts, request.settings, Right::Publish)?;
     let signed = certified::check_publisher(request)?;
     let mut outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
     outlet.wish = wish(request)?;

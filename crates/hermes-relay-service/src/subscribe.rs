@@ -16,6 +16,7 @@ use hermes_relay::fields::{
 };
 use hermes_relay::framing::Framing;
 use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
+use hermes_signature::{Grant, Right};
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
@@ -30,7 +31,7 @@ use crate::next_channel::{ChannelRequests, NextChannel, Standing};
 use crate::siblings::Siblings;
 use crate::{
     INCREMENTAL, RelayRequest, certified, channel, lines, may_redirect, redirect, refusal, set_epochs, subject, text,
-    upstream, wish,
+    upstream, url_token, wish,
 };
 
 /// Bytes of publications after which a frame of the body is full.
@@ -47,7 +48,8 @@ const MAX_GROUP: usize = 64;
 pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
     let headers = &request.entry.facts.headers;
     if let Some(id) = text(headers, &SUBSCRIPTION)? {
-        let refreshed = refresh(request, id, timeout(request)?)?;
+        let grant = check_token(request)?;
+        let refreshed = refresh(request, id, timeout(request)?, grant.as_ref())?;
         let is_refreshed = refreshed.status().is_success();
         return match moves::serve_client(request).await? {
             Some(refused) if is_refreshed => Ok(refused),
@@ -88,6 +90,8 @@ pub(crate) fn is_for_next(request: &RelayRequest<'_>) -> bool {
 pub(crate) struct Begun {
     pub(crate) deliveries: Deliveries,
     pub(crate) timeout: Duration,
+    /// The grant of the client's token, if the route asks for one.
+    pub(crate) grant: Option<Grant>,
 }
 
 /// The reason why a subscription does not begin.
@@ -105,11 +109,15 @@ pub(crate) enum NotBegun {
 /// Begins the subscription that a request describes.
 pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, NotBegun>, Error> {
     let headers = &request.entry.facts.headers;
+    let grant = check_token(request)?;
     certified::check_subscriber(request, behind(request)?.is_some())?;
     if let Some(refused) = moves::serve_client(request).await? {
         return Ok(Err(NotBegun::NotMoved(refused)));
     }
     let Channels { names, paths } = channels(request)?;
+    if let Some(grant) = &grant {
+        paths.iter().try_for_each(|path| url_token::check_channel(grant, path.path()))?;
+    }
     let after = match text(headers, &LAST_EVENT_ID)?.or(Query::of(&request.entry.facts.path).last_event_id) {
         Some(position) => read_position(position, names.len())?,
         None => vec![None; names.len()],
@@ -118,7 +126,11 @@ pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, No
     if group.as_ref().is_some_and(|group| group.is_empty() || group.len() > MAX_GROUP) {
         return Err(Error::Malformed(format!("{GROUP} must have 1 to {MAX_GROUP} characters")));
     }
-    let timeout = timeout(request)?.unwrap_or(request.settings.max_timeout);
+    let max_timeout = url_token::max_timeout(grant.as_ref(), request.settings.max_timeout);
+    let timeout = timeout(request)?.unwrap_or(max_timeout);
+    if let Err(error) = url_token::check_timeout(grant.as_ref(), timeout) {
+        return Ok(Err(NotBegun::Here(error)));
+    }
     let wanted = SubscribeRequest {
         id: SubscriptionId(rand::random()),
         subject: subject(request.entry),
@@ -147,7 +159,7 @@ pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, No
             worker: request.worker.clone(),
             entry: request.entry.clone(),
         };
-        Begun { deliveries: Deliveries::new(subscription, backfills, scope), timeout }
+        Begun { deliveries: Deliveries::new(subscription, backfills, scope), timeout, grant }
     }))
 }
 
@@ -217,6 +229,14 @@ async fn join(
     }
 }
 
+/// The grant of the client's token. Nodes that subscribe for their clients have checked theirs.
+pub(crate) fn check_token(request: &RelayRequest<'_>) -> Result<Option<Grant>, Error> {
+    match behind(request)? {
+        Some(_) => Ok(None),
+        None => url_token::check(&request.entry.facts, request.settings, Right::Subscribe),
+    }
+}
+
 /// The number of subscribers behind a relaying node. `None` for other clients: their claim is ignored.
 fn behind(request: &RelayRequest<'_>) -> Result<Option<u64>, Error> {
     let facts = &request.entry.facts;
@@ -269,12 +289,18 @@ fn seconds(text: &str) -> Result<Duration, Error> {
     Ok(Duration::from_secs(seconds.into()))
 }
 
-fn refresh(request: &RelayRequest<'_>, id: &str, timeout: Option<Duration>) -> Result<Response<Body>, Error> {
+fn refresh(
+    request: &RelayRequest<'_>,
+    id: &str,
+    timeout: Option<Duration>,
+    grant: Option<&Grant>,
+) -> Result<Response<Body>, Error> {
     let relay = &request.relays.of(&request.route.name, request.settings).relay;
-    let timeout = timeout.unwrap_or(request.settings.max_timeout);
+    let timeout = timeout.unwrap_or_else(|| url_token::max_timeout(grant, request.settings.max_timeout));
     let (subject, behind, now) = (subject(request.entry), behind(request)?, request.relays.clock().now());
     let confirmed = confirmed(request)?;
     let refreshed = id.parse().and_then(|id| {
+        url_token::check_timeout(grant, timeout)?;
         relay.refresh(id, &subject, timeout, behind, now)?;
         if behind.is_some() {
             relay.confirm(id, confirmed);
@@ -380,7 +406,7 @@ fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Er
 }
 
 fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing, is_node: bool) -> Response<Body> {
-    let Begun { deliveries, timeout } = begun;
+    let Begun { deliveries, timeout, .. } = begun;
     let (content_type, start) = (framing.content_type(), deliveries.position());
     let epochs = deliveries.subscription.epochs().to_vec();
     let id = deliveries.subscription.id().to_string();

@@ -17,6 +17,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use hermes_model::snapshot::Snapshot;
 use hermes_relay::framing::Framing;
 use hermes_relay::{Audience, End, NewPublication, Reserved};
+use hermes_signature::Grant;
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
 use hermes_transport::stream::{BoxedStream, ByteStream};
@@ -31,7 +32,7 @@ use tungstenite::{Error as SocketError, Message};
 use crate::deliveries::{Deliveries, Ended, would_lead_to};
 use crate::publish::{NotPublished, Outlet, Published, of_socket};
 use crate::subscribe::Begun;
-use crate::{RelayRequest, certified, channel};
+use crate::{RelayRequest, certified, channel, url_token};
 
 /// Bytes of messages for the client after which no more are made until it has read some.
 const MAX_OUTGOING: usize = 64 << 10;
@@ -78,6 +79,8 @@ struct RelaySocket {
     /// `None` after the end of the subscription. Bytes of the client are dropped then, and its idle timeout applies.
     deliveries: Option<Deliveries>,
     timeout: Duration,
+    /// The grant of the client's token. The subscription ends with it.
+    grant: Option<Grant>,
     ping_interval: Duration,
     /// The next ping. Deliveries do not delay it, since only the client's answer tells that it is there.
     ping: Pin<Box<Sleep>>,
@@ -92,7 +95,7 @@ struct RelaySocket {
 
 /// The stream of a tunnel that ends at the relay.
 pub(crate) fn stream(request: &RelayRequest<'_>, begun: Begun) -> ByteStream {
-    let Begun { deliveries, timeout } = begun;
+    let Begun { deliveries, timeout, grant } = begun;
     let ping_interval = request.settings.heartbeat.min(timeout / PINGS_A_TIMEOUT);
     let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
     let config = WebSocketConfig::default().max_message_size(Some(most)).max_frame_size(Some(most));
@@ -106,6 +109,7 @@ pub(crate) fn stream(request: &RelayRequest<'_>, begun: Begun) -> ByteStream {
     let mut socket = RelaySocket {
         socket: WebSocket::from_raw_socket(Memory::default(), Role::Server, Some(config)),
         timeout,
+        grant,
         ping_interval,
         ping: Box::pin(tokio::time::sleep(ping_interval)),
         arriving: outlet.relay().reserve(),
@@ -181,8 +185,10 @@ impl RelaySocket {
 
     /// Extends the subscription. If it has ended, the other direction learns of it.
     fn refresh(&self) {
-        if let Some(deliveries) = &self.deliveries {
-            deliveries.refresh(self.timeout);
+        if let Some(deliveries) =
+            self.deliveries.as_ref().filter(|_| !self.grant.as_ref().is_some_and(url_token::is_over))
+        {
+            deliveries.refresh(url_token::max_timeout(self.grant.as_ref(), self.timeout));
         }
     }
 
@@ -196,6 +202,10 @@ impl RelaySocket {
         }
         if !may_publish(self.outlet.route(), &self.entry, &snapshot) {
             let refused = json!({"refused": "this client may not publish to the channel"});
+            return self.send(Message::text(refused.to_string()));
+        }
+        if self.grant.as_ref().is_some_and(|grant| !url_token::may_publish(grant)) {
+            let refused = json!({"refused": "the token has expired, or does not have the right to publish"});
             return self.send(Message::text(refused.to_string()));
         }
         // A copy: the message is a part of a larger buffer.

@@ -38,6 +38,11 @@ impl PublicKey {
         Some(Self(BASE64_URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok()?))
     }
 
+    /// A key by its bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The name by which a URI has the key: base64url of its SHA-256, 43 characters.
     pub fn name(&self) -> String {
         BASE64_URL_SAFE_NO_PAD.encode(digest(&SHA256, &self.0))
@@ -67,8 +72,9 @@ impl SigningKey {
     /// # Errors
     /// The system has no random numbers.
     pub fn generate() -> Result<(Self, String), KeyError> {
-        let der =
-            Ed25519KeyPair::generate_pkcs8(&aws_lc_rs::rand::SystemRandom::new()).map_err(|_| KeyError::Random)?;
+        // OpenSSL does not read the second version of PKCS #8.
+        let pair = Ed25519KeyPair::generate().map_err(|_| KeyError::Random)?;
+        let der = pair.to_pkcs8v1().map_err(|_| KeyError::Random)?;
         let text = BASE64_STANDARD.encode(der.as_ref());
         let lines: String =
             text.as_bytes().chunks(PEM_LINE).map(|line| String::from_utf8_lossy(line).into_owned() + "\n").collect();

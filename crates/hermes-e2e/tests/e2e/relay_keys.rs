@@ -1,6 +1,6 @@
 //! Self-certifying channels: only the holder of a key publishes, or subscribes.
 //!
-//! In: keys of `hermes key` and of openssl, and requests that are unsigned, forged, old, repeated or meant for another
+//! In: keys and tokens of `hermes key` and of openssl, and requests that are unsigned, forged, old, repeated or meant for another
 //! channel. Out: what reaches subscribers, also below a root, and the reason of each refusal.
 
 use std::path::Path;
@@ -12,6 +12,7 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
 use http::{HeaderMap, Method};
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::process::Command;
@@ -274,4 +275,113 @@ async fn a_relay_does_not_see_what_clients_encrypt() {
     let refused = run("publish", &["--secret", &weak, "--data", "x"]).output().await.unwrap();
     let reason = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && reason.contains("openssl rand -base64 32"), "{reason}");
+}
+
+const GRANTED: &str = "
+listeners:
+- {name: web, bind: '127.0.0.1:0', protocol: http}
+- {name: nodes, bind: '127.0.0.1:0', protocol: http, trust: [127.0.0.0/8]}
+routes: [{name: all, relay: {tokens: $KEY, max-timeout: 1h}}]
+";
+
+/// A token that openssl signs, as an application server would.
+async fn token(dir: &Path, key: &str, claims: &serde_json::Value) -> String {
+    let part = |bytes: &[u8]| base64::prelude::BASE64_URL_SAFE_NO_PAD.encode(bytes);
+    let signed = format!("{}.{}", part(br#"{"alg":"EdDSA","typ":"JWT"}"#), part(claims.to_string().as_bytes()));
+    let text = dir.join("claims");
+    std::fs::write(&text, &signed).unwrap();
+    let mut openssl = Command::new("openssl");
+    openssl.args(["pkeyutl", "-sign", "-rawin", "-inkey", key, "-in"]).arg(&text);
+    format!("{signed}.{}", part(&openssl.output().await.unwrap().stdout))
+}
+
+#[tokio::test]
+async fn a_token_lets_one_client_use_channels_for_a_time() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let key = overlay.dir().join("key").display().to_string();
+    let run = async |arguments: &[&str]| {
+        let output = Command::new(hermes()).arg("key").arg(&key).args(arguments).output().await.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let public = run(&["--json"]).await["public"].as_str().unwrap().to_owned();
+    let root = overlay.node("root").document(GRANTED).with("KEY", &public).start().await.unwrap();
+    let authority = root.address("web").to_string();
+    let claims = json!({
+        "aud": authority, "sub": "address/127.0.0.1", "channels": ["/rooms/*"], "rights": ["subscribe", "publish"],
+        "exp": now() + 600,
+    });
+    let changed = |name: &str, value: serde_json::Value| {
+        let mut claims = claims.clone();
+        claims[name] = value;
+        claims
+    };
+    let publish_with = async |claims: &serde_json::Value, path: &str| {
+        let token = token(overlay.dir(), &key, claims).await;
+        let (status, _, body) = publish(&root, &format!("{path}?hermes-token={token}"), "hello", &[]).await;
+        (status, body)
+    };
+    let (status, body) = publish_with(&claims, "/rooms/a").await;
+    assert_eq!(status, 204, "{body}");
+    for (what, claims, path, reason) in [
+        ("another client", changed("sub", json!("address/192.0.2.1")), "/rooms/a", "not for address/127.0.0.1"),
+        ("another authority", changed("aud", json!("relay.example")), "/rooms/a", "authority relay.example"),
+        ("another channel", claims.clone(), "/other", "not for the channel /other"),
+        ("another channel by an escape", claims.clone(), "/%72ooms", "not for the channel"),
+        ("another right", changed("rights", json!(["subscribe"])), "/rooms/a", "the right to publish"),
+        ("another time", changed("exp", json!(now() - 1)), "/rooms/a", "not valid now"),
+        ("an endless time", changed("exp", json!(now() + 40 * 86_400)), "/rooms/a", "not valid now"),
+        ("no client", changed("sub", json!(null)), "/rooms/a", "malformed token"),
+    ] {
+        let (status, body) = publish_with(&claims, path).await;
+        assert!(status == 403 && body.contains(reason), "{what}: {status} {body}");
+    }
+    let (status, _, body) = publish(&root, "/rooms/a", "hello", &[]).await;
+    assert!(status == 401 && body.contains("hermes-token"), "{status} {body}");
+    let (other, _) = SigningKey::generate().unwrap();
+    let grant: hermes_signature::Grant = serde_json::from_value(claims.clone()).unwrap();
+    let forged = format!("/rooms/a?hermes-token={}", grant.sign(&other));
+    assert_eq!(publish(&root, &forged, "hello", &[]).await.0, 403);
+
+    // EventSource has it in the query or in a cookie, and gets a subscription that does not outlive it.
+    let token = token(overlay.dir(), &key, &changed("exp", json!(now() + 100))).await;
+    let cookie = format!("cookie: a=b; hermes-token={token}");
+    let reading = ["--header", &cookie, "--header", "accept: text/event-stream"];
+    let (status, head, _) = curl(&root, "/rooms/b?hermes-timeout=3600", &reading).await;
+    let max: u64 = field(&head, "hermes-max-timeout").unwrap().parse().unwrap();
+    assert!(status == 400 && (90..=100).contains(&max), "{status} {max}");
+    let several = [&reading[..], &["--header", "hermes-channels: /other"]].concat();
+    assert_eq!(curl(&root, "/rooms/b?hermes-timeout=60", &several).await.0, 403);
+    let mut subscriber = Subscriber::start(&root, "/rooms/b?hermes-timeout=60", &reading);
+    root.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+
+    // The command makes such URLs, and the clients take them.
+    let url = format!("http://{authority}/rooms/b");
+    let grant = ["--grant", &url, "--client", "address/127.0.0.1", "--rights", "publish", "--json"];
+    let url = run(&grant).await["url"].as_str().unwrap().to_owned();
+    let published = Command::new(hermes()).args(["publish", &url, "--data", "by a token"]).output().await.unwrap();
+    assert!(published.status.success(), "{}", String::from_utf8_lossy(&published.stderr));
+    loop {
+        let line = subscriber.line().await;
+        if line.starts_with("data") {
+            assert_eq!(line, "data: by a token");
+            break;
+        }
+    }
+    let refused = Command::new(hermes()).args(["subscribe", &url]).output().await.unwrap();
+    let reason = String::from_utf8_lossy(&refused.stderr);
+    assert!(reason.contains("does not have the right to subscribe"), "{reason}");
+
+    // A node below subscribes for its clients, whose tokens it checks itself. Publications have theirs.
+    let below = overlay.node("below").document(&BELOW.replace("upstream: next}", "upstream: next, tokens: $KEY}"));
+    let below = below.with("KEY", &public).with("NEXT", root.address("nodes")).start().await.unwrap();
+    let host = format!("host: {authority}");
+    let sub = [&reading[..], &["--header", &host]].concat();
+    let mut at_below = Subscriber::start(&below, "/rooms/b?hermes-timeout=60", &sub);
+    below.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+    assert_eq!(publish(&below, "/rooms/b", "x", &["--header", &host]).await.0, 401);
+    let query = url.split_once('?').unwrap().1;
+    let published = publish(&below, &format!("/rooms/b?{query}"), "from below", &["--header", &host]).await;
+    assert_eq!(published.0, 204, "{}", published.2);
+    while at_below.line().await != "data: from below" {}
 }

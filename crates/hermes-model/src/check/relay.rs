@@ -4,6 +4,9 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+
 use super::context::Names;
 use super::node::duration;
 use super::policy::size;
@@ -12,6 +15,8 @@ use super::route::upstream_named;
 use crate::document::relay as section;
 use crate::snapshot::{Relay, RelayPeer, RelayPeers, RelayTree, RootChoice, Upstream, UpstreamProtocol};
 
+/// The keys that may sign tokens. A forged token costs a verification by each.
+const MAX_TOKEN_KEYS: usize = 8;
 /// The nodes that may share channels.
 const MAX_PEERS: usize = 64;
 const KIB: u64 = 1 << 10;
@@ -76,6 +81,7 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
             report.problem(format!("{at}.origins[{index}]"), message);
         }
     }
+    let tokens = keys(&section.tokens.0, &format!("{at}.tokens"), report);
     let day = 24 * HOUR;
     let relay = Relay {
         tree,
@@ -93,6 +99,7 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
         subscriptions,
         per_client,
         origins: section.origins.iter().map(|origin| origin.as_str().into()).collect(),
+        tokens,
         memory: size(format!("{at}.memory"), section.memory, 256 * MIB, MIB..=1 << 40, report),
     };
     // A publication counts while it arrives, and again in queues.
@@ -101,6 +108,27 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
         report.problem(format!("{at}.unit"), message);
     }
     Some(relay)
+}
+
+/// Reads the keys of those who sign tokens.
+fn keys(section: &[String], at: &str, report: &mut Report) -> Vec<[u8; 32]> {
+    let mut keys = Vec::new();
+    for (index, text) in section.iter().enumerate() {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok().and_then(|bytes| bytes.try_into().ok());
+        match bytes {
+            Some(key) => keys.push(key),
+            None => {
+                let message = format!(
+                    "invalid key {text:?}; use 43 characters of base64url, which `hermes key FILE --json` has in `public`"
+                );
+                report.problem(format!("{at}[{index}]"), message);
+            }
+        }
+    }
+    if section.len() > MAX_TOKEN_KEYS {
+        report.problem(at, format!("{} keys; use at most {MAX_TOKEN_KEYS}", section.len()));
+    }
+    keys
 }
 
 /// Builds the peers. `None`: one is invalid.
