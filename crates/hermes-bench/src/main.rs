@@ -65,11 +65,16 @@ enum Command {
     Gateway(gateway::GatewayOptions),
     /// One publisher and many subscribers of a relay, beside NATS.
     Relay(relay::RelayOptions),
+    /// Two clients and a relay between them, beside a bare relay, ping and a bare forwarder (HTTP-RS, Table 1, Figure 7).
+    RelayPair(relay::pair::PairOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
     #[command(hide = true)]
     Origin(origins::OriginArgs),
+    /// A server of the benchmark that does the least.
+    #[command(hide = true)]
+    Bare(relay::bare::BareArgs),
     /// The load's process; does a task (JSON) and prints the outcome (JSON).
     #[command(hide = true)]
     Load {
@@ -129,6 +134,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Table7(options) => run::run(&options, &["table7"]),
         Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Gateway(options) => gateway::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::RelayPair(options) => relay::pair::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Bare(args) => relay::bare::serve(&args).map(|()| ExitCode::SUCCESS),
         Command::Relay(options) => relay::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Unstable(options) => Ok(if unstable::run(&options)? { ExitCode::SUCCESS } else { ExitCode::FAILURE }),
         Command::Report(options) => run::report(&options.out).map(|()| ExitCode::SUCCESS),

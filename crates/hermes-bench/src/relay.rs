@@ -4,6 +4,9 @@
 //! second of the server, and its memory for each idle subscription. All contenders get the same publications in turns. Some
 //! publications are under way at once, so that no queue fills. Never: a round in which a delivery is missing.
 
+pub(crate) mod bare;
+pub(crate) mod pair;
+
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -54,6 +57,9 @@ pub(crate) struct RelayOptions {
     /// Bytes of a publication.
     #[arg(long, default_value_t = 1024)]
     bytes: usize,
+    /// Idle subscriptions beside the active ones, for one of the contenders.
+    #[arg(long, default_value_t = 20_000)]
+    idle: usize,
     /// Rounds of each contender.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -64,6 +70,8 @@ pub(crate) struct RelayOptions {
 enum Way {
     /// HTTP/2 with 100 subscriptions on each connection.
     HermesH2,
+    /// The same, while other channels have idle subscriptions.
+    HermesH2BesideIdle,
     /// HTTP/2 with one subscription on each connection.
     HermesH2Own,
     /// The protocol of NATS with one subscription on each connection.
@@ -74,9 +82,25 @@ impl Way {
     fn name(self) -> &'static str {
         match self {
             Self::HermesH2 => "hermes-h2",
+            Self::HermesH2BesideIdle => "hermes-h2-beside-idle",
             Self::HermesH2Own => "hermes-h2-own",
             Self::Nats => "nats",
         }
+    }
+}
+
+impl Way {
+    /// The subscriptions that share one connection.
+    fn streams_a_connection(self) -> usize {
+        match self {
+            Self::HermesH2 | Self::HermesH2BesideIdle => STREAMS_A_CONNECTION,
+            Self::HermesH2Own | Self::Nats => 1,
+        }
+    }
+
+    /// All subscriptions, the idle ones included.
+    fn subscriptions(self, options: &RelayOptions) -> usize {
+        options.subscribers + if self == Self::HermesH2BesideIdle { options.idle } else { 0 }
     }
 }
 
@@ -124,7 +148,7 @@ impl Arrivals {
 pub(crate) fn run(options: &RelayOptions) -> Result<()> {
     std::fs::create_dir_all(&options.out)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut ways = vec![Way::HermesH2, Way::HermesH2Own];
+    let mut ways = vec![Way::HermesH2, Way::HermesH2BesideIdle, Way::HermesH2Own];
     match on_path("nats-server") {
         Some(_) => ways.push(Way::Nats),
         None => eprintln!("!!! nats IS LEFT OUT: install the Debian package nats-server"),
@@ -138,18 +162,18 @@ pub(crate) fn run(options: &RelayOptions) -> Result<()> {
         }
     }
     println!(
-        "contender         seconds  CPU s  deliveries/CPU s  bytes/idle subscription, medians of {}",
+        "contender              seconds  CPU s  deliveries/CPU s  bytes/idle subscription, medians of {}",
         options.rounds
     );
     for (name, figures) in &all {
         let median = |values: &[f64]| mean_and_median(values).1;
         let (seconds, cpu) = (median(&figures.seconds), median(&figures.cpu_s));
         let (rate, idle) = (median(&figures.deliveries_a_cpu_s), median(&figures.idle_bytes));
-        println!("{name:16} {seconds:8.2} {cpu:6.2} {rate:17.0} {idle:24.0}");
+        println!("{name:21} {seconds:8.2} {cpu:6.2} {rate:17.0} {idle:24.0}");
     }
-    let RelayOptions { subscribers, publications, bytes, .. } = options;
+    let RelayOptions { subscribers, idle, publications, bytes, .. } = options;
     let report = serde_json::json!({
-        "subscribers": subscribers, "publications": publications, "bytes": bytes, "contenders": all,
+        "subscribers": subscribers, "idle": idle, "publications": publications, "bytes": bytes, "contenders": all,
     });
     let file = options.out.join("relay.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n").context(file.display().to_string())
@@ -165,7 +189,7 @@ async fn one_round(options: &RelayOptions, way: Way, figures: &mut Figures) -> R
     subscribed.await.context("the subscriptions take too long")??;
     tokio::time::sleep(SETTLE).await;
     let idle = memory_of(server.pid())?.saturating_sub(before);
-    figures.idle_bytes.push(idle as f64 / options.subscribers as f64);
+    figures.idle_bytes.push(idle as f64 / way.subscriptions(options) as f64);
 
     let (begun, cpu) = (Instant::now(), cpu_of(server.pid())?);
     let publishing = publish(options, way, address, &arrivals);
@@ -211,9 +235,9 @@ async fn subscribe(
     arrivals: &Arc<Arrivals>,
     tasks: &mut JoinSet<Result<()>>,
 ) -> Result<()> {
-    let streams = if way == Way::HermesH2 { STREAMS_A_CONNECTION } else { 1 };
+    let streams = way.streams_a_connection();
     let mut sender = None;
-    for number in 0..options.subscribers {
+    for number in 0..way.subscriptions(options) {
         if way == Way::Nats {
             let reader = nats_connection(address, "SUB t 1\r\n").await?.0;
             tasks.spawn(count_messages(reader, options.bytes, arrivals.clone()));
@@ -223,7 +247,8 @@ async fn subscribe(
             sender = Some(connect(address, tasks).await?);
         }
         let sender = sender.clone().context("no connection")?;
-        let body = subscription(sender).await?;
+        let path = if number < options.subscribers { "t" } else { "idle" };
+        let body = subscription(sender, path).await?;
         tasks.spawn(count_parts(body, arrivals.clone()));
     }
     Ok(())
@@ -240,8 +265,8 @@ async fn connect(address: SocketAddr, tasks: &mut JoinSet<Result<()>>) -> Result
     Ok(sender)
 }
 
-async fn subscription(sender: SendRequest<Bytes>) -> Result<http::Response<h2::RecvStream>> {
-    let request = Request::get("http://relay/t").header("hermes-subscribe", "true").body(())?;
+async fn subscription(sender: SendRequest<Bytes>, path: &str) -> Result<http::Response<h2::RecvStream>> {
+    let request = Request::get(format!("http://relay/{path}")).header("hermes-subscribe", "true").body(())?;
     let (response, _) = sender.ready().await?.send_request(request, true)?;
     let response = response.await?;
     ensure!(response.status() == 200, "a subscription got {}", response.status());

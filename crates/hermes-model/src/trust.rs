@@ -64,7 +64,7 @@ const OF_PEERS: [HeaderName; 6] = [SUBSCRIBERS_BEHIND, STAND_BY, CONFIRMED, PEER
 const OVERLAY: &str = "hermes-";
 
 /// The fields of relays. Any client may send them to any relay and gets them from it: they prove nothing about the client.
-const OF_RELAYS: [HeaderName; 18] = [
+const OF_RELAYS: [HeaderName; 19] = [
     HeaderName::from_static("hermes-channel"),
     HeaderName::from_static("hermes-channels"),
     HeaderName::from_static("hermes-copies"),
@@ -77,6 +77,7 @@ const OF_RELAYS: [HeaderName; 18] = [
     HeaderName::from_static("hermes-max-timeout"),
     HeaderName::from_static("hermes-missed"),
     HeaderName::from_static("hermes-move"),
+    HeaderName::from_static("hermes-new"),
     HeaderName::from_static("hermes-relay"),
     HeaderName::from_static("hermes-root"),
     HeaderName::from_static("hermes-subscribe"),

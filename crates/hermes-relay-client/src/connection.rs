@@ -101,7 +101,7 @@ pub enum ConnectionError {
     #[error("the caller left")]
     CallerIsGone,
     /// The other end receives where this end must not publish.
-    #[error("the other end receives at {0:?}, which is not allowed here; add its base to those of the peers")]
+    #[error("the other end receives at {0:?}, which is not allowed here; add its base by --peer-receives")]
     NotAllowed(String),
     /// The other end failed, for this reason.
     #[error("the other end ended the connection: {0}")]
@@ -138,6 +138,11 @@ struct Endpoint {
 impl Endpoint {
     fn new(listen: Uri, mut client: ClientOptions, options: ConnectionOptions) -> Result<Self, ConnectionError> {
         let invalid = |why: String| ConnectionError::Client(ClientError::Invalid(why));
+        if listen.query().is_some() {
+            return Err(invalid(format!(
+                "{listen}: a query does not count for all channels; give a token in a cookie"
+            )));
+        }
         if options.receive.len() > MAX_CHANNELS {
             return Err(invalid(format!("too many bases to receive below; at most {MAX_CHANNELS} are possible")));
         }
@@ -287,7 +292,7 @@ impl Call {
         let mut paths = paths::Paths::default();
         let channels = &self.opening.receive;
         self.end.rules().reach(&mut paths, &channels[..channels.len().min(1)])?;
-        paths.reset(self.caller, reason).await;
+        paths.reset(&EndId::random(), self.caller, reason).await;
         Ok(())
     }
 }

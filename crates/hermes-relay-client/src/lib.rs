@@ -19,6 +19,7 @@ use bytes::Bytes;
 use hermes_net::resolve::Resolver;
 use hermes_net::tls::{self, Roots, RustlsClientConfig, ServerIdentity};
 use hermes_net::{Io, dial};
+use hermes_relay::fields::MAX_TIMEOUT;
 use hermes_signature::{CONTENT_DIGEST, SignedRequest, SigningKey, content_digest, is_content_of};
 use http::header::{HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
@@ -80,6 +81,8 @@ pub enum ClientError {
         status: StatusCode,
         /// The beginning of its body.
         reason: String,
+        /// The longest timeout, if that of the request was too long.
+        max_timeout: Option<Duration>,
     },
 }
 
@@ -258,10 +261,11 @@ impl Client {
             return Ok(response);
         }
         let status = response.status();
+        let max_timeout = number(response.headers(), &MAX_TIMEOUT).map(Duration::from_secs);
         let reason =
             self.patiently("the reason of a refusal", Limited::new(response.into_body(), MAX_REASON).collect());
         let reason = reason.await?.map(|body| body.to_bytes()).unwrap_or_default();
-        Err(ClientError::Refused { status, reason: String::from_utf8_lossy(&reason).trim().to_owned() })
+        Err(ClientError::Refused { status, reason: String::from_utf8_lossy(&reason).trim().to_owned(), max_timeout })
     }
 
     async fn patiently<F: Future>(&self, what: &str, future: F) -> Result<F::Output, ClientError> {

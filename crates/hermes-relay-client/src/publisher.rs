@@ -55,6 +55,11 @@ impl Publisher {
     /// # Errors
     /// The relay refuses it, or the connection broke: it may or may not have been published then.
     pub async fn publish(&mut self, body: Bytes) -> Result<Acceptance, ClientError> {
+        let is_certified = self.client.url.path().strip_prefix("/pk/").is_some_and(|rest| rest.contains("/from/"));
+        if is_certified && self.client.url.query().is_some() {
+            let reason = "subscribers verify the signature without a query; give a token in a cookie";
+            return Err(ClientError::Invalid(format!("{}: {reason}", self.client.url)));
+        }
         let mut connection = match self.connection.take() {
             Some(connection) if connection.sender.is_ready() => connection,
             _ => self.client.connect().await?,

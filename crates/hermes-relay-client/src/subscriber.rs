@@ -221,6 +221,12 @@ impl Subscriber {
             Err(ClientError::Refused { status: StatusCode::NOT_FOUND, .. }) => {
                 Err(ClientError::Broken("the relay has forgotten the subscription".to_owned()))
             }
+            // A token ends soon.
+            Err(ClientError::Refused { max_timeout: Some(max), .. }) if max < self.timeout => {
+                self.timeout = max;
+                self.refresh_at = Instant::now();
+                Ok(())
+            }
             Err(error) if error.is_transient() => {
                 self.refresh_at = Instant::now() + self.timeout / 8;
                 Ok(())

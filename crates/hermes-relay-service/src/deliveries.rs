@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, PathAndQuery};
-use hermes_model::snapshot::Snapshot;
+use hermes_model::snapshot::{Action, Snapshot};
 use hermes_relay::{Delivery, End, EventId, Subscription};
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
@@ -20,6 +20,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::backfill::Backfill;
 use crate::registry::RelayClock;
+use crate::url_token;
 
 /// The reason why the deliveries end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -161,7 +162,21 @@ impl Deliveries {
             return true;
         }
         self.decided_by = Arc::downgrade(&snapshot);
-        self.paths.iter().all(|path| leads_to(&self.route, &self.entry, path, &snapshot))
+        self.paths.iter().all(|path| leads_to(&self.route, &self.entry, path, &snapshot)) && self.has_token(&snapshot)
+    }
+
+    /// Whether the client's token counts for the present keys of the route.
+    fn has_token(&self, snapshot: &Snapshot) -> bool {
+        let settings =
+            snapshot.routes.iter().find(|route| route.name == self.route).and_then(|route| match &route.action {
+                Action::Relay(settings) => Some(settings),
+                _ => None,
+            });
+        settings.is_some_and(|settings| match url_token::check_subscriber(&self.entry.facts, settings) {
+            Ok(None) => true,
+            Ok(Some(grant)) => self.paths.iter().all(|path| url_token::check_channel(&grant, path.path()).is_ok()),
+            Err(_) => false,
+        })
     }
 }
 

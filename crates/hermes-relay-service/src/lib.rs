@@ -15,6 +15,7 @@ mod history_copy;
 mod lead;
 mod locate;
 mod moves;
+mod new_channel;
 mod next_channel;
 mod next_relay;
 mod origin;
@@ -37,7 +38,7 @@ use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::{Relay as RelaySettings, Route};
 use hermes_model::trust::{LOCATE, STAND_BY};
 use hermes_relay::EventId;
-use hermes_relay::fields::{EPOCHS, GROUP, ROOT};
+use hermes_relay::fields::{EPOCHS, GROUP, NEW, ROOT};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::WorkerContext;
@@ -84,6 +85,7 @@ pub async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Result<Resp
         Method::GET if facts.headers.contains_key(STAND_BY) => stand_by::serve(request)?,
         Method::GET if facts.headers.contains_key(LOCATE) => moves::serve(request).await?,
         Method::GET => subscribe::serve(request).await?,
+        Method::POST if facts.headers.contains_key(NEW) => new_channel::serve(request)?,
         Method::PUT | Method::POST => publish::serve(request, body).await?,
         _ => {
             let text = "a channel has no such method; GET subscribes, PUT and POST publish\n";
@@ -114,7 +116,7 @@ impl ForNext {
         if facts.method != Method::GET || !subscribe::is_for_next(request) {
             return Ok(None);
         }
-        subscribe::check_token(request)?;
+        subscribe::check_forwarded(request)?;
         let Some(upstream) = Siblings::of(request).next_of(&channel(request.entry, None)) else { return Ok(None) };
         Ok(Some(Self { upstream, page: Page::of(facts, &request.settings.origins)? }))
     }

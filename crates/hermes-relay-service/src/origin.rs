@@ -17,12 +17,13 @@ use hermes_transport::error::Error;
 
 /// The fields that pages may set beside those that any page may set.
 const ALLOWED_FIELDS: HeaderValue = HeaderValue::from_static(
-    "content-digest, content-type, hermes-channels, hermes-deliver, hermes-group, hermes-relay, hermes-subscribe, \
-     hermes-subscription, hermes-timeout, last-event-id, signature, signature-input, subscribe",
+    "content-digest, content-type, hermes-channels, hermes-deliver, hermes-group, hermes-new, hermes-relay, \
+     hermes-subscribe, hermes-subscription, hermes-timeout, last-event-id, signature, signature-input, subscribe",
 );
 /// The fields of responses that pages may read.
 const EXPOSED_FIELDS: HeaderValue = HeaderValue::from_static(
-    "hermes-delivered, hermes-event-id, hermes-max-timeout, hermes-subscribers, hermes-subscription, hermes-timeout",
+    "hermes-delivered, hermes-event-id, hermes-max-timeout, hermes-subscribers, hermes-subscription, hermes-timeout, \
+     location",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("GET, PUT, POST");
 /// Seconds for which a browser may remember the answer to a preflight request.

@@ -9,14 +9,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hermes_model::facts::PathAndQuery;
+use hermes_model::facts::{Facts, PathAndQuery};
 use hermes_model::trust::{CONFIRMED, SUBSCRIBERS_BEHIND};
 use hermes_relay::fields::{
     BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::Framing;
 use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
-use hermes_signature::{Grant, Right};
+use hermes_signature::Grant;
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
 use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
@@ -30,8 +30,8 @@ use crate::moves;
 use crate::next_channel::{ChannelRequests, NextChannel, Standing};
 use crate::siblings::Siblings;
 use crate::{
-    INCREMENTAL, RelayRequest, certified, channel, lines, may_redirect, redirect, refusal, set_epochs, subject, text,
-    upstream, url_token, wish,
+    INCREMENTAL, RelayRequest, authority, certified, channel, lines, may_redirect, redirect, refusal, set_epochs,
+    subject, text, upstream, url_token, wish,
 };
 
 /// Bytes of publications after which a frame of the body is full.
@@ -48,7 +48,7 @@ const MAX_GROUP: usize = 64;
 pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error> {
     let headers = &request.entry.facts.headers;
     if let Some(id) = text(headers, &SUBSCRIPTION)? {
-        let grant = check_token(request)?;
+        let grant = url_token::check_subscriber(&request.entry.facts, request.settings)?;
         let refreshed = refresh(request, id, timeout(request)?, grant.as_ref())?;
         let is_refreshed = refreshed.status().is_success();
         return match moves::serve_client(request).await? {
@@ -72,7 +72,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
         return Ok(refusal(StatusCode::NOT_ACCEPTABLE, reason));
     };
     match begin(request).await? {
-        Ok(begun) => Ok(stream(request, begun, framing, behind(request)?.is_some())),
+        Ok(begun) => Ok(stream(request, begun, framing, behind(&request.entry.facts)?.is_some())),
         Err(error) => Ok(not_begun(request, error)),
     }
 }
@@ -109,8 +109,8 @@ pub(crate) enum NotBegun {
 /// Begins the subscription that a request describes.
 pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, NotBegun>, Error> {
     let headers = &request.entry.facts.headers;
-    let grant = check_token(request)?;
-    certified::check_subscriber(request, behind(request)?.is_some())?;
+    let grant = url_token::check_subscriber(&request.entry.facts, request.settings)?;
+    certified::check_subscriber(request, behind(&request.entry.facts)?.is_some())?;
     if let Some(refused) = moves::serve_client(request).await? {
         return Ok(Err(NotBegun::NotMoved(refused)));
     }
@@ -137,7 +137,7 @@ pub(crate) async fn begin(request: &RelayRequest<'_>) -> Result<Result<Begun, No
         channels: names.into_iter().zip(after).collect(),
         group,
         timeout,
-        behind: behind(request)?,
+        behind: behind(&request.entry.facts)?,
         is_stand_by: confirmed(request)?.is_some(),
         epoch: rand::random(),
     };
@@ -229,17 +229,25 @@ async fn join(
     }
 }
 
-/// The grant of the client's token. Nodes that subscribe for their clients have checked theirs.
-pub(crate) fn check_token(request: &RelayRequest<'_>) -> Result<Option<Grant>, Error> {
-    match behind(request)? {
-        Some(_) => Ok(None),
-        None => url_token::check(&request.entry.facts, request.settings, Right::Subscribe),
+/// Checks the token of a request that the next relay serves. That relay may not know tokens, so the request must show that the
+/// subscription does not exceed the grant.
+pub(crate) fn check_forwarded(request: &RelayRequest<'_>) -> Result<(), Error> {
+    let facts = &request.entry.facts;
+    let Some(grant) = url_token::check_subscriber(facts, request.settings)? else { return Ok(()) };
+    let max = url_token::max_timeout(Some(&grant), Duration::MAX);
+    if timeout(request)?.is_none_or(|timeout| timeout > max) {
+        let max = max.as_secs();
+        return Err(Error::Malformed(format!("the token is valid for {max} s; write a {TIMEOUT} that is not longer")));
     }
+    if facts.headers.contains_key(CHANNELS) || facts.protocol.is_some() {
+        let reason = "with a token, a member of a group or a refresh has one channel, and is no WebSocket";
+        return Err(Error::Malformed(reason.to_owned()));
+    }
+    Ok(())
 }
 
 /// The number of subscribers behind a relaying node. `None` for other clients: their claim is ignored.
-fn behind(request: &RelayRequest<'_>) -> Result<Option<u64>, Error> {
-    let facts = &request.entry.facts;
+fn behind(facts: &Facts) -> Result<Option<u64>, Error> {
     let Some(number) = text(&facts.headers, &SUBSCRIBERS_BEHIND)?.filter(|_| facts.trust.is_proxy()) else {
         return Ok(None);
     };
@@ -297,9 +305,17 @@ fn refresh(
 ) -> Result<Response<Body>, Error> {
     let relay = &request.relays.of(&request.route.name, request.settings).relay;
     let timeout = timeout.unwrap_or_else(|| url_token::max_timeout(grant, request.settings.max_timeout));
-    let (subject, behind, now) = (subject(request.entry), behind(request)?, request.relays.clock().now());
+    let (subject, behind, now) = (subject(request.entry), behind(&request.entry.facts)?, request.relays.clock().now());
     let confirmed = confirmed(request)?;
-    let refreshed = id.parse().and_then(|id| {
+    let id: Result<SubscriptionId, _> = id.parse();
+    if let (Some(grant), Ok(id)) = (grant, &id) {
+        // A token for one channel must not extend a subscription to another one.
+        let authority = authority(&request.entry.facts);
+        for channel in relay.channels_of(*id, &subject) {
+            url_token::check_channel(grant, channel.strip_prefix(&*authority).unwrap_or_default())?;
+        }
+    }
+    let refreshed = id.and_then(|id| {
         url_token::check_timeout(grant, timeout)?;
         relay.refresh(id, &subject, timeout, behind, now)?;
         if behind.is_some() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use hermes_model::decode_unreserved;
 use hermes_model::facts::Facts;
 use hermes_model::snapshot::Relay as RelaySettings;
+use hermes_model::trust::SUBSCRIBERS_BEHIND;
 use hermes_relay::SubscribeError;
 use hermes_signature::{Grant, PublicKey, Right};
 use hermes_transport::error::Error;
@@ -47,6 +48,18 @@ pub(crate) fn check(facts: &Facts, settings: &RelaySettings, right: Right) -> Re
     }
     check_channel(&grant, facts.path.path())?;
     Ok(Some(grant))
+}
+
+/// The grant of a subscriber's token. `None`: the route asks for none, or a node subscribes for its clients, whose tokens it has
+/// checked.
+///
+/// # Errors
+/// See [`check`].
+pub(crate) fn check_subscriber(facts: &Facts, settings: &RelaySettings) -> Result<Option<Grant>, Error> {
+    if facts.trust.is_proxy() && facts.headers.contains_key(SUBSCRIBERS_BEHIND) {
+        return Ok(None);
+    }
+    check(facts, settings, Right::Subscribe)
 }
 
 /// Checks that a grant is for the channel at this path.

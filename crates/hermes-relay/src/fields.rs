@@ -24,6 +24,8 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 pub const RELAY: HeaderName = HeaderName::from_static("hermes-relay");
 /// The audience of a publication: `all`, or `one` of each group.
 pub const DELIVER: HeaderName = HeaderName::from_static("hermes-deliver");
+/// Asks for the URI of a new channel (`true`).
+pub const NEW: HeaderName = HeaderName::from_static("hermes-new");
 /// The number of subscribers of a channel.
 pub const SUBSCRIBERS: HeaderName = HeaderName::from_static("hermes-subscribers");
 /// The time between heartbeats of a subscription in seconds.

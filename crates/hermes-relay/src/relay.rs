@@ -181,6 +181,14 @@ impl Relay {
         Ok(())
     }
 
+    /// The channels of a subscription. Empty: the subject has no such subscription.
+    pub fn channels_of(&self, id: SubscriptionId, subject: &str) -> Vec<Arc<str>> {
+        let table = self.lock();
+        let registration = table.subscriptions.get(&id).filter(|registration| *registration.subject == *subject);
+        let memberships = registration.map_or(&[][..], |registration| &registration.memberships);
+        memberships.iter().map(|membership| membership.channel.name.clone()).collect()
+    }
+
     /// A relaying node has the publications of a channel up to this one. `None`: it keeps no copy.
     pub fn confirm(&self, id: SubscriptionId, until: Option<EventId>) {
         let table = self.lock();

@@ -52,10 +52,10 @@ pub enum TokenError {
     Malformed,
     /// No key that counts has signed it.
     #[error("the token has no signature of a key in `tokens`")]
-    Unknown,
+    NotSigned,
     /// Its time has passed, has not begun, or is too long.
     #[error("the token is not valid now, or is valid for more than 30 days; check exp, nbf and the clocks")]
-    Expired,
+    NotNow,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -93,7 +93,7 @@ impl Grant {
         let (head, claims, signature) = (decode(head)?, decode(claims)?, decode(signature)?);
         // Nothing of the token counts before its signature does.
         if !keys.iter().any(|key| key.verifies(signed.as_bytes(), &signature)) {
-            return Err(TokenError::Unknown);
+            return Err(TokenError::NotSigned);
         }
         let head: Head = serde_json::from_slice(&head).map_err(|_| TokenError::Malformed)?;
         let grant: Self = serde_json::from_slice(&claims).map_err(|_| TokenError::Malformed)?;
@@ -102,7 +102,7 @@ impl Grant {
         }
         let has_begun = grant.nbf.is_none_or(|begin| begin <= now);
         if !has_begun || grant.exp <= now || grant.exp - now > MAX_LIFE {
-            return Err(TokenError::Expired);
+            return Err(TokenError::NotNow);
         }
         Ok(grant)
     }
@@ -140,12 +140,12 @@ mod tests {
         let keys = [*other.public(), *key.public()];
         let token = grant().sign(&key);
         assert_eq!(Grant::verify(&token, &keys, NOW), Ok(grant()));
-        assert_eq!(Grant::verify(&token, &keys[..1], NOW), Err(TokenError::Unknown));
-        assert_eq!(Grant::verify(&token, &keys, NOW + 60), Err(TokenError::Expired));
+        assert_eq!(Grant::verify(&token, &keys[..1], NOW), Err(TokenError::NotSigned));
+        assert_eq!(Grant::verify(&token, &keys, NOW + 60), Err(TokenError::NotNow));
         let later = Grant { nbf: Some(NOW + 1), ..grant() }.sign(&key);
-        assert_eq!(Grant::verify(&later, &keys, NOW), Err(TokenError::Expired));
+        assert_eq!(Grant::verify(&later, &keys, NOW), Err(TokenError::NotNow));
         let endless = Grant { exp: u64::MAX, ..grant() }.sign(&key);
-        assert_eq!(Grant::verify(&endless, &keys, NOW), Err(TokenError::Expired));
+        assert_eq!(Grant::verify(&endless, &keys, NOW), Err(TokenError::NotNow));
         for at in 0..token.len() {
             let mut changed = token.clone().into_bytes();
             changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
@@ -175,7 +175,7 @@ mod tests {
             assert_eq!(signed("{\"alg\":\"EdDSA\"}", &claims.to_string()), Err(TokenError::Malformed), "{claim}");
         }
         let unsigned = format!("{}.", grant().sign(&key).rsplit_once('.').unwrap().0);
-        assert_eq!(Grant::verify(&unsigned, &keys, NOW), Err(TokenError::Unknown));
+        assert_eq!(Grant::verify(&unsigned, &keys, NOW), Err(TokenError::NotSigned));
         for text in ["", ".", "..", "a.b.c", "a"] {
             assert!(Grant::verify(text, &keys, NOW).is_err(), "{text}");
         }

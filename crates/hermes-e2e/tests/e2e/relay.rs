@@ -283,6 +283,27 @@ async fn spellings_of_a_uri_are_one_channel() {
 }
 
 #[tokio::test]
+async fn a_relay_names_channels_that_nobody_can_guess() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let document = RELAY.replace("'/other/*'", "/other");
+    let node = overlay.node("relay").document(&document).start().await.unwrap();
+    let ask = ["--request", "POST", "--header", "hermes-new: true"];
+    let mut names = std::collections::HashSet::new();
+    let mut subscribers = Vec::new();
+    for (path, above) in [("/events/", "/events"), ("/events/a", "/events/a"), ("/events/a?b=c", "/events/a")] {
+        let (status, head, body) = curl(&node, path, &ask).await;
+        let location = field(&head, "location").unwrap_or_default().to_owned();
+        let (base, name) = location.rsplit_once('/').unwrap_or_default();
+        assert_eq!((status, base, body.trim()), (201, above, &*location));
+        assert!(name.len() == 32 && names.insert(name.to_owned()), "{location}");
+        subscribers.push(Subscriber::new(&node, &location, &SUBSCRIBE, names.len() as u64).await);
+        assert_eq!(field(&publish(&node, &location, "x", &[]).await.1, "hermes-delivered"), Some("1"));
+    }
+    let (status, _, body) = curl(&node, "/other", &ask).await;
+    assert!(status == 404 && body.contains("does not serve the paths below /other"), "{status} {body}");
+}
+
+#[tokio::test]
 async fn a_publication_goes_to_one_of_a_group() {
     let overlay = Overlay::new(hermes()).unwrap();
     let node = overlay.node("relay").document(RELAY).start().await.unwrap();

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::time::Duration;
 
 use base64::Engine as _;
 use hermes_signature::{CONTENT_DIGEST, SignedRequest, SigningKey, content_digest, sign};
@@ -384,4 +385,73 @@ async fn a_token_lets_one_client_use_channels_for_a_time() {
     let published = publish(&below, &format!("/rooms/b?{query}"), "from below", &["--header", &host]).await;
     assert_eq!(published.0, 204, "{}", published.2);
     while at_below.line().await != "data: from below" {}
+}
+
+#[tokio::test]
+async fn a_token_does_not_outlive_itself_or_its_channel() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let key = overlay.dir().join("key").display().to_string();
+    let (signing, pem) = SigningKey::generate().unwrap();
+    std::fs::write(&key, pem).unwrap();
+    let document = "
+listeners: [{name: web, bind: '127.0.0.1:0', protocol: http}]
+routes: [{name: all, relay: {tokens: $KEY, upstream: next}}]
+upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
+";
+    // The root knows no tokens. It must not do more for clients of the other relay than their tokens say.
+    let root = overlay.node("root").document(ROOT).start().await.unwrap();
+    let edge = overlay.node("edge").document(document).with("NEXT", root.address("web"));
+    let mut edge = edge.with("KEY", signing.public()).start().await.unwrap();
+    let authority = edge.address("web").to_string();
+    let token = |channel: &str, seconds: u64| {
+        let grant = hermes_signature::Grant {
+            aud: authority.clone(),
+            sub: "address/127.0.0.1".to_owned(),
+            channels: vec![channel.to_owned()],
+            rights: vec![hermes_signature::Right::Subscribe],
+            exp: now() + seconds,
+            nbf: None,
+        };
+        format!("{channel}?hermes-token={}", grant.sign(&signing))
+    };
+    let group = [&SUBSCRIBE[..], &["--header", "hermes-group: g"]].concat();
+    for (fields, reason) in [
+        (&[][..], "write a hermes-timeout"),
+        (&["--header", "hermes-timeout: 3600"], "write a hermes-timeout"),
+        (&["--header", "hermes-timeout: 9", "--header", "hermes-channels: /secret"], "has one channel"),
+    ] {
+        let (status, _, body) = curl(&edge, &token("/a", 60), &[&group, fields].concat()).await;
+        assert!(status == 400 && body.contains(reason), "{status} {body}");
+    }
+
+    // A token for one channel does not extend a subscription to another one.
+    let including = [&SUBSCRIBE[..], &["--include", "--header", "hermes-timeout: 30"]].concat();
+    let mut subscriber = Subscriber::start(&edge, &token("/secret", 60), &including);
+    let id = loop {
+        if let Some(id) = subscriber.line().await.strip_prefix("hermes-subscription: ") {
+            break id.to_owned();
+        }
+    };
+    let subscription = format!("hermes-subscription: {id}");
+    let refreshing = [&SUBSCRIBE[..], &["--header", &subscription]].concat();
+    let (status, _, body) = curl(&edge, &token("/lobby", 600), &refreshing).await;
+    assert!(status == 403 && body.contains("not for the channel"), "{status} {body}");
+    assert_eq!(curl(&edge, &token("/secret", 600), &refreshing).await.0, 204);
+
+    // A client refreshes as long as its token allows, and not only for half of its time.
+    let url = format!("http://{authority}{}", token("/news", 6));
+    let mut reader = Command::new(hermes());
+    reader.args(["subscribe", &url]).stderr(Stdio::piped());
+    let mut reader = Subscriber::run(&mut reader);
+    edge.metric_is("hermes_relay_subscriptions", "", 2.0).await;
+    tokio::time::sleep(Duration::from_millis(4500)).await;
+    publish(&root, "/news", "late", &["--header", &format!("host: {authority}")]).await;
+    assert_eq!(reader.line().await, "late");
+    assert_eq!(reader.end().await.0, 1, "it ends with its token");
+
+    // Nor does a subscription outlive the key of its token.
+    let (other, _) = SigningKey::generate().unwrap();
+    let values = [("KEY", other.public().to_string()), ("NEXT", root.address("web").to_string())];
+    edge.reload(document, &values).await.unwrap();
+    edge.metric_is("hermes_relay_subscriptions", "", 0.0).await;
 }

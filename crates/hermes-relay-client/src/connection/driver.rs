@@ -243,13 +243,15 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
             self.carry(&mut reception).await
         };
         match carried.await {
+            // The application has all of both streams. Only the last words of the other end are missing.
+            Err(_) if self.session.is_complete() => Ok(self.totals),
             Ok(()) => {
                 self.totals.repeated = self.session.outgoing().repeated;
                 Ok(self.totals)
             }
             Err(error) => {
                 if let Some(peer) = self.session.peer().filter(|_| !error.is_known_to_peer()) {
-                    self.paths.reset(peer.clone(), &error.to_string()).await;
+                    self.paths.reset(self.session.own(), peer.clone(), &error.to_string()).await;
                 }
                 Err(error)
             }
@@ -345,7 +347,12 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
         while let Some(best) = self.paths.free() {
             let Some(frame) = self.session.next_frame(now.into_std()) else { return };
             let (offset, frame) = (frame.offset, Arc::new(frame));
-            let others = if self.rules.is_redundant && offset.is_some() { self.paths.all_free() } else { Vec::new() };
+            let is_chunk = offset.is_some() && frame.to.is_some();
+            let others = match is_chunk {
+                true if self.rules.is_redundant => self.paths.all_free(),
+                true => self.paths.on_trial(),
+                false => Vec::new(),
+            };
             self.paths.publish(best, frame.clone());
             for other in others.into_iter().filter(|other| *other != best) {
                 offset.into_iter().for_each(|offset| self.session.outgoing().copied(offset));
@@ -382,11 +389,13 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
     /// A second listener has accepted, too, since the answer of the first one came late. It gets a reset.
     fn send_away(&mut self, frame: &Frame) {
         let url = frame.receive.iter().find_map(|url| self.rules.allowed.url(url));
-        if let (Some(from), Some(url)) = (&frame.from, url)
+        if let (Some(from), Some(url), None) = (&frame.from, url, &frame.reset)
             && self.late_listeners < MAX_LATE_LISTENERS
         {
             self.late_listeners += 1;
-            let frame = Frame::reset(from.clone(), "another listener has accepted this connection");
+            let frame =
+                Frame::reset(self.session.own().clone(), from.clone(), "another listener has accepted this connection");
+            // Its own reset needs no answer.
             if let Ok(client) = self.rules.client.sibling(url, self.rules.sources.first().copied().flatten()) {
                 self.paths.publish_once(client, Arc::new(frame));
             }

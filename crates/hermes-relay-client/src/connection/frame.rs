@@ -60,7 +60,7 @@ pub(super) struct Frame {
     /// The part of the other stream that the sender has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acknowledged: Option<Acknowledgement>,
-    /// The sender has everything, knows that the other end has, too, and goes.
+    /// Both ends have received everything, and the application of the sender has taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closed: bool,
     /// The connection fails, for this reason.
@@ -117,9 +117,14 @@ impl Frame {
     }
 
     /// A frame that ends the connection.
-    pub(super) fn reset(to: EndId, reason: &str) -> Self {
+    pub(super) fn reset(from: EndId, to: EndId, reason: &str) -> Self {
         let end = (0..=reason.len().min(MAX_REASON)).rev().find(|end| reason.is_char_boundary(*end));
-        Self { to: Some(to), reset: Some(reason[..end.unwrap_or_default()].to_owned()), ..Self::default() }
+        Self {
+            to: Some(to),
+            from: Some(from),
+            reset: Some(reason[..end.unwrap_or_default()].to_owned()),
+            ..Self::default()
+        }
     }
 }
 
@@ -176,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut_at_a_character() {
-        let frame = Frame::reset(EndId::random(), &"ü".repeat(MAX_REASON));
+        let frame = Frame::reset(EndId::random(), EndId::random(), &"ü".repeat(MAX_REASON));
         assert_eq!(frame.reset.as_deref(), Some("ü".repeat(MAX_REASON / 2).as_str()));
     }
 }

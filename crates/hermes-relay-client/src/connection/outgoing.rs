@@ -193,7 +193,7 @@ impl Outgoing {
     }
 
     /// Nobody has answered the frame that opens the connection. The next one has its bytes again.
-    pub(super) fn open_failed(&mut self) {
+    pub(super) fn repeat_first_chunk(&mut self) {
         self.lose(0);
     }
 

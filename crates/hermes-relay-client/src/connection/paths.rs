@@ -36,6 +36,8 @@ struct Path {
     /// After a failure, the path has a pause until then; the next one will be this long.
     paused_until: Instant,
     pause: Duration,
+    /// The latest publication failed. Until one succeeds, the path gets copies alone, if there is another path.
+    is_on_trial: bool,
     /// The other end did not receive there the latest time.
     is_deserted: bool,
     /// The relay refused for good.
@@ -66,6 +68,7 @@ impl Paths {
             under_way: 0,
             paused_until: Instant::now(),
             pause: MIN_PATH_PAUSE,
+            is_on_trial: false,
             is_deserted: false,
             is_dead: false,
         });
@@ -94,8 +97,17 @@ impl Paths {
     /// The best of the paths that may take a frame now: the one with the fewest publications under way.
     pub(super) fn free(&self) -> Option<usize> {
         let now = Instant::now();
-        let free = self.paths.iter().enumerate().filter(|(_, path)| path.is_free(now));
+        let are_all_on_trial = self.paths.iter().all(|path| path.is_dead || path.is_on_trial);
+        let is_usable = |path: &Path| path.is_free(now) && (!path.is_on_trial || are_all_on_trial);
+        let free = self.paths.iter().enumerate().filter(|(_, path)| is_usable(path));
         free.min_by_key(|(_, path)| path.under_way).map(|(at, _)| at)
+    }
+
+    /// The paths that may take a copy of a frame, to see whether they work again.
+    pub(super) fn on_trial(&self) -> Vec<usize> {
+        let now = Instant::now();
+        let is_usable = |path: &Path| path.is_on_trial && path.under_way == 0 && path.is_free(now);
+        (0..self.paths.len()).filter(|at| is_usable(&self.paths[*at])).collect()
     }
 
     /// All paths that may take a frame now.
@@ -138,8 +150,8 @@ impl Paths {
     }
 
     /// Tells the other end that the connection has failed. Does not wait long for a slow relay.
-    pub(super) async fn reset(&mut self, peer: EndId, reason: &str) {
-        let frame = Arc::new(Frame::reset(peer, reason));
+    pub(super) async fn reset(&mut self, own: &EndId, peer: EndId, reason: &str) {
+        let frame = Arc::new(Frame::reset(own.clone(), peer, reason));
         let alive: Vec<_> = (0..self.paths.len()).filter(|at| !self.paths[*at].is_dead).collect();
         for at in alive {
             self.publish(at, frame.clone());
@@ -183,6 +195,7 @@ impl Path {
             Err(error) if error.is_transient() => self.idle.clear(),
             Err(_) => self.is_dead |= !outcome.is_too_large(),
         }
+        self.is_on_trial = !outcome.is_too_large() && (outcome.result.is_err() || self.is_deserted);
         if outcome.result.is_ok() && !self.is_deserted {
             self.pause = MIN_PATH_PAUSE;
         } else if !outcome.is_too_large() {

@@ -39,13 +39,13 @@ pub(super) fn channel_below(base: &Uri) -> String {
 
 /// The base of the channels of a key's holder, if `listen` is a self-certifying URL to call somebody.
 pub(super) fn base_of_key(listen: &Uri, key: &PublicKey) -> Option<Uri> {
-    key_and_rest(listen.path())?;
+    rest_after_key(listen.path())?;
     format!("{}://{}/pk/{}/to", listen.scheme_str()?, listen.authority()?, key.name()).parse().ok()
 }
 
 /// Whether this is a self-certifying URL to call somebody.
 pub(super) fn is_of_key(listen: &Uri) -> bool {
-    key_and_rest(listen.path()).is_some()
+    rest_after_key(listen.path()).is_some()
 }
 
 /// The rule for the channels of other ends.
@@ -71,7 +71,7 @@ impl AllowedChannels {
         let is_below = |base: &Uri| stem_of_url == stem(base);
         let is_of_any_key = |listen: &Uri| {
             let is_same_relay = url.scheme() == listen.scheme() && url.authority() == listen.authority();
-            is_same_relay && key_and_rest(url.path()).is_some_and(|rest| rest == name)
+            is_same_relay && rest_after_key(url.path()).is_some_and(|rest| rest == name)
         };
         (is_name && (self.bases.iter().any(is_below) || self.keys_at.as_ref().is_some_and(is_of_any_key)))
             .then_some(url)
@@ -86,7 +86,7 @@ fn stem(base: &Uri) -> String {
 }
 
 /// The part after `/pk/NAME/to/`.
-fn key_and_rest(path: &str) -> Option<&str> {
+fn rest_after_key(path: &str) -> Option<&str> {
     let (name, rest) = path.strip_prefix("/pk/")?.split_once("/to/")?;
     PublicKey::parse(name).map(|_| rest)
 }

@@ -21,14 +21,16 @@ const MAX_SILENCE: Duration = Duration::from_secs(90);
 /// The time between two attempts to open or to accept a connection, and the time for all of them.
 const OPEN_INTERVAL: Duration = Duration::from_secs(3);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
-/// The wait for the other end's word that it has everything, too.
-const LINGER: Duration = Duration::from_secs(10);
+/// The wait for the other end's word that it has everything, too. It may be changing its network.
+const LINGER: Duration = MAX_SILENCE;
 
 /// The reason why a connection failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failure {
     #[error("no answer within {} s; look whether a listener runs at this URL", OPEN_TIMEOUT.as_secs())]
     NoAnswer,
+    #[error("the caller did not confirm the connection within {} s", OPEN_TIMEOUT.as_secs())]
+    NotConfirmed,
     #[error("the other end was silent for {} s", MAX_SILENCE.as_secs())]
     Silent,
     #[error("the other end ended the connection: {0}")]
@@ -144,7 +146,9 @@ impl Session {
     /// Takes a frame of the other end.
     pub(super) fn receive(&mut self, frame: &Frame, now: Instant) -> Result<(), Failure> {
         if let Some(reason) = &frame.reset {
-            return Err(Failure::Reset(reason.clone()));
+            // The other end failed after all was sent and received, or stopped waiting for this one.
+            self.is_peer_closed |= self.is_transferred();
+            return if self.is_transferred() { Ok(()) } else { Err(Failure::Reset(reason.clone())) };
         }
         let is_answer = self.peer.is_none();
         if is_answer {
@@ -160,7 +164,7 @@ impl Session {
         }
         if is_answer {
             // The answered call may have been one before the bytes were there.
-            self.outgoing.open_failed();
+            self.outgoing.repeat_first_chunk();
         }
         if let Some(offset) = frame.offset {
             let is_next = self.incoming.receive(offset, &frame.data, frame.end)?;
@@ -184,7 +188,7 @@ impl Session {
             if !is_due(Some(self.open_at())) {
                 return None;
             }
-            self.outgoing.open_failed();
+            self.outgoing.repeat_first_chunk();
             let chunk = self.outgoing.next_chunk();
             return Some(self.frame(chunk, now));
         }
@@ -280,6 +284,16 @@ impl Session {
         }
     }
 
+    /// Both ends have received everything.
+    pub(super) fn is_transferred(&self) -> bool {
+        self.outgoing.is_done() && self.incoming.is_whole()
+    }
+
+    /// The application has everything, too.
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete_at.is_some()
+    }
+
     /// Both streams have ended, and the other end knows.
     pub(super) fn is_over(&mut self, now: Instant) -> bool {
         self.note_completion(now);
@@ -293,9 +307,13 @@ impl Session {
 
     /// Fails if the other end is gone.
     pub(super) fn check(&self, now: Instant) -> Result<(), Failure> {
-        match (self.is_known_to_peer, self.complete_at) {
-            (_, Some(_)) => Ok(()),
-            (false, _) if now >= self.began_at + OPEN_TIMEOUT => Err(Failure::NoAnswer),
+        if self.is_transferred() {
+            // The application takes its time.
+            return Ok(());
+        }
+        match (self.is_known_to_peer, &self.peer) {
+            (false, None) if now >= self.began_at + OPEN_TIMEOUT => Err(Failure::NoAnswer),
+            (false, Some(_)) if now >= self.began_at + OPEN_TIMEOUT => Err(Failure::NotConfirmed),
             (true, _) if now >= self.heard_at + MAX_SILENCE => Err(Failure::Silent),
             _ => Ok(()),
         }
@@ -309,7 +327,7 @@ impl Session {
             self.acknowledge_at.filter(|_| self.peer.is_some()),
             self.outgoing.deadline().filter(|_| self.peer.is_some()),
             self.complete_at.map(|complete| complete + LINGER),
-            Some(gone).filter(|_| self.complete_at.is_none()),
+            Some(gone).filter(|_| !self.is_transferred()),
         ];
         others.into_iter().flatten().fold(next, Instant::min)
     }

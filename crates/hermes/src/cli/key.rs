@@ -12,8 +12,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::Parser;
+use hermes_model::decode_unreserved;
 use hermes_model::scalar::HumanDuration;
 use hermes_net::file;
 use hermes_signature::{Grant, Right, SigningKey};
@@ -21,6 +22,9 @@ use http::Uri;
 use serde_json::json;
 
 use super::output::print;
+
+/// The longest time of a token.
+const MAX_LIFE: Duration = Duration::from_secs(30 * 86_400);
 
 /// Make a key for self-certifying channels, or show the one in a file.
 ///
@@ -72,7 +76,7 @@ fn right(text: &str) -> Result<Right, String> {
     }
 }
 
-/// The URL with a token for its channel. A URL of many channels is that of none, and has the token after its base.
+/// The URL with a token for its channel. For `/a/*`, it is `/a/?...`: the name of the channel comes before the query.
 fn granted(key: &SigningKey, url: &Uri, client: String, rights: Vec<Right>, life: Duration) -> anyhow::Result<String> {
     let default = match url.scheme_str() {
         Some("http") => ":80",
@@ -82,7 +86,10 @@ fn granted(key: &SigningKey, url: &Uri, client: String, rights: Vec<Right>, life
     let authority = url.authority().map(|authority| authority.as_str().to_ascii_lowercase()).unwrap_or_default();
     let aud = authority.strip_suffix(default).unwrap_or(&authority).to_owned();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?.as_secs();
-    let channels = vec![url.path().to_owned()];
+    let path = decode_unreserved(url.path());
+    ensure!(!path.trim_end_matches("/*").contains('*'), "{url}: a * stands for all channels below a path; write /*");
+    ensure!(life <= MAX_LIFE, "a token is valid for at most {} days", MAX_LIFE.as_secs() / 86_400);
+    let channels = vec![path.to_string()];
     let token = Grant { aud, sub: client, channels, rights, exp: now + life.as_secs(), nbf: None }.sign(key);
     let base = url.path().strip_suffix('*').unwrap_or(url.path());
     let query = url.query().map(|query| format!("{query}&")).unwrap_or_default();
@@ -92,6 +99,11 @@ fn granted(key: &SigningKey, url: &Uri, client: String, rights: Vec<Right>, life
 impl Key {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let path = self.file.display();
+        if self.grant.is_some() && !self.file.exists() {
+            anyhow::bail!(
+                "{path}: no such file; `hermes key {path}` makes a key, whose public key belongs into `relay.tokens`"
+            );
+        }
         let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.file);
         let (key, is_new) = match created {
             Ok(mut file) => {

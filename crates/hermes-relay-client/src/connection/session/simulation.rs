@@ -170,6 +170,25 @@ fn an_idle_end_is_heard_and_a_silent_one_is_given_up() {
 fn a_reset_says_why() {
     let now = Instant::now();
     let mut session = Session::call(WINDOW, now);
-    let frame = Frame::reset(session.own().clone(), "no such host");
+    let frame = Frame::reset(EndId::random(), session.own().clone(), "no such host");
     assert_eq!(session.receive(&frame, now), Err(Failure::Reset("no such host".to_owned())));
+}
+
+#[test]
+fn nothing_fails_after_both_ends_have_everything() {
+    let begin = Instant::now();
+    let mut caller = Session::call(WINDOW, begin);
+    caller.outgoing().end();
+    let opening = caller.next_frame(begin).unwrap_or_default();
+    let mut listener = Session::accept(opening.from.clone().unwrap_or_else(EndId::random), WINDOW, begin);
+    listener.outgoing().write(b"hello");
+    listener.outgoing().end();
+    assert_eq!(listener.receive(&opening, begin), Ok(()));
+    let answer = listener.next_frame(begin).unwrap_or_default();
+    assert_eq!(caller.receive(&answer, begin), Ok(()));
+    // The application has not read yet. Its other end leaves, or is stopped.
+    let reset = Frame::reset(listener.own().clone(), caller.own().clone(), "stopped");
+    assert!(caller.is_transferred());
+    assert_eq!((caller.receive(&reset, begin), caller.check(begin + 2 * MAX_SILENCE)), (Ok(()), Ok(())));
+    assert_eq!(caller.take(begin).as_deref(), Some(&b"hello"[..]));
 }
