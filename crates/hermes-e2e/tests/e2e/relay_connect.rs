@@ -224,6 +224,7 @@ async fn failures_have_a_reason_and_reset_the_application() {
     let channel = url(&node, "/echo");
     failed(&pipe(&[&channel], b"hello").await, "nobody listens at this URL");
     let refused = port::reserve("127.0.0.1");
+    failed(&pipe(&[&format!("http://{refused}/echo")], b"hello").await, "cannot connect to 127.0.0.1");
     let (_listener, channel) = (serve(refused, &[&channel]).await, channel);
     failed(&pipe(&[&channel], b"hello").await, "the listener cannot reach its server");
 

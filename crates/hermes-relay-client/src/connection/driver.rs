@@ -59,13 +59,8 @@ impl Reception {
         let mut reception = Self { frames, tasks: JoinSet::new(), renewal: Arc::new(Notify::new()) };
         let (mut urls, mut failure) = (Vec::new(), None);
         let mut until = None;
-        loop {
-            let moment = async {
-                match until {
-                    Some(until) => tokio::time::sleep_until(until).await,
-                    None => std::future::pending().await,
-                }
-            };
+        while !beginnings.is_empty() {
+            let moment = tokio::time::sleep_until(until.unwrap_or_else(Instant::now));
             tokio::select! {
                 Some(Ok(begun)) = beginnings.join_next() => match begun {
                     Ok((url, subscription)) => {
@@ -75,8 +70,7 @@ impl Reception {
                     }
                     Err(error) => failure = Some(error),
                 },
-                () = moment => break,
-                else => break,
+                () = moment, if until.is_some() => break,
             }
         }
         match failure {
