@@ -18,10 +18,12 @@ mod session;
 use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hermes_signature::SigningKey;
 use http::{HeaderValue, Uri};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::driver::{Driver, Reception, Rules};
@@ -36,6 +38,9 @@ pub use self::receive_base::ReceiveBase;
 const LISTENERS: HeaderValue = HeaderValue::from_static("listeners");
 /// The latest callers that a listener remembers. A caller whose answer was lost calls again.
 const MAX_REMEMBERED: usize = 4096;
+/// The time in which a listener subscribes for a call, and the pause between two attempts.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(15);
+const RECEIVE_PAUSE: Duration = Duration::from_millis(500);
 /// The longest frame. Chunks are at most a quarter of it.
 const MAX_FRAME: usize = 1 << 20;
 
@@ -183,10 +188,24 @@ impl Endpoint {
         }
         Ok(Reception::begin(channels).await?)
     }
+
+    /// Subscribes like [`Self::receive`], and tries again for a while: the listener remembers the caller, so the call must not get
+    /// lost with a relay that restarts.
+    async fn receive_again(&self) -> Result<(Reception, Vec<String>), ConnectionError> {
+        let until = Instant::now() + RECEIVE_TIMEOUT;
+        loop {
+            match self.receive().await {
+                Err(ConnectionError::Client(error)) if error.is_transient() && Instant::now() < until => {
+                    tokio::time::sleep(RECEIVE_PAUSE).await;
+                }
+                received => return received,
+            }
+        }
+    }
 }
 
 fn now() -> std::time::Instant {
-    tokio::time::Instant::now().into_std()
+    Instant::now().into_std()
 }
 
 /// Opens a connection to the listener at this URL, and carries `io` over it until both streams have ended. A program that
@@ -281,7 +300,7 @@ impl Call {
         let mut driver = Driver::new(Session::accept(caller, end.options.window, now()), io, end.rules());
         driver.answer(&opening)?;
         drop(opening);
-        driver.run(end.receive()).await
+        driver.run(end.receive_again()).await
     }
 
     /// Refuses the connection. The caller learns the reason.

@@ -33,6 +33,8 @@ const MAX_WAITING_FRAMES: usize = 8;
 const RENEWAL_SILENCE: Duration = Duration::from_secs(3);
 /// The wait for other subscriptions after one has begun.
 const BEGIN_MOMENT: Duration = Duration::from_secs(1);
+/// The wait for a caller that does not receive.
+const DESERTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// The listeners beside the first one that are told that they are too late.
 const MAX_LATE_LISTENERS: u32 = 8;
 
@@ -410,7 +412,12 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
             }
             // The outcome of a call may come after the listener's answer.
             Ok(_) if self.session.peer().is_none() => return Err(ConnectionError::NobodyListens),
-            Ok(_) if !self.session.is_known_to_peer() && self.paths.are_deserted() => {
+            // A caller whose relay has restarted subscribes again.
+            Ok(_)
+                if !self.session.is_known_to_peer()
+                    && self.paths.are_deserted()
+                    && now >= Instant::from_std(self.session.began_at()) + DESERTION_TIMEOUT =>
+            {
                 return Err(ConnectionError::CallerIsGone);
             }
             Err(_) if outcome.is_too_large() && self.session.too_large(frame) => return Ok(false),

@@ -120,6 +120,11 @@ impl Session {
         self.is_known_to_peer
     }
 
+    /// When this end began.
+    pub(super) fn began_at(&self) -> Instant {
+        self.began_at
+    }
+
     /// When the other end was last heard.
     pub(super) fn heard_at(&self) -> Instant {
         self.heard_at

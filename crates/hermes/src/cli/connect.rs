@@ -140,7 +140,6 @@ struct Target {
 
 impl Target {
     async fn call(self, mut tcp: TcpStream) -> Result<Totals, ConnectionError> {
-        prepare(&tcp);
         let totals = connect(self.url, self.client, self.options, &mut tcp).await?;
         end_on_close(&tcp);
         Ok(totals)
@@ -228,11 +227,10 @@ impl Connections {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             };
+            prepare(&tcp);
             self.forget_ended();
             if self.running.len() < self.max {
                 self.start(end.clone().call(tcp));
-            } else {
-                reset_on_close(&tcp);
             }
         }
     }
