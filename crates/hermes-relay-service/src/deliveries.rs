@@ -67,6 +67,7 @@ impl Deliveries {
         let DeliveryScope { route, paths, heartbeat, clock, worker, entry } = scope;
         // Heartbeats keep the connection open, so no timeout of the route applies.
         entry.set_held(true);
+        entry.release_stream(&worker);
         // A client over HTTP/1.1 that closes its direction has no more to ask, and leaves.
         entry.set_ends_half_closed(true);
         Self {

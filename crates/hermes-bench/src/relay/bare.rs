@@ -68,8 +68,9 @@ fn relay_one(mut client: TcpStream, subscribers: &Subscribers) -> Result<()> {
             let response =
                 b"HTTP/1.1 200 OK\r\ncontent-type: multipart/mixed; boundary=0123456789abcdef0123456789abcdef\r\n\
                 transfer-encoding: chunked\r\n\r\n";
+            let subscriber = client.try_clone()?;
+            subscribers.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(path, subscriber);
             client.write_all(response)?;
-            subscribers.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(path, client.try_clone()?);
             buffer.clear();
             continue;
         }

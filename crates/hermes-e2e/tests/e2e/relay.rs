@@ -283,6 +283,20 @@ async fn spellings_of_a_uri_are_one_channel() {
 }
 
 #[tokio::test]
+async fn idle_subscriptions_do_not_end_each_other() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    // Each stream counts 8 KiB beside its head, until it has become a subscription.
+    let document =
+        format!("workers: 1\nlimits: {{request-memory: 1MiB}}\n{RELAY}").replace("per-client: 8", "per-client: 200");
+    let node = overlay.node("relay").document(&document).start().await.unwrap();
+    let arguments = [&SUBSCRIBE[..], &["--http2-prior-knowledge"]].concat();
+    let subscribers: Vec<_> = (0..110).map(|_| Subscriber::start(&node, "/events/a", &arguments)).collect();
+    node.metric_is("hermes_relay_subscriptions", "", subscribers.len() as f64).await;
+    let (_, head, _) = publish(&node, "/events/a", "x", &[]).await;
+    assert_eq!(field(&head, "hermes-delivered"), Some("110"));
+}
+
+#[tokio::test]
 async fn a_relay_names_channels_that_nobody_can_guess() {
     let overlay = Overlay::new(hermes()).unwrap();
     let document = RELAY.replace("'/other/*'", "/other");

@@ -65,17 +65,21 @@ fn of_head(headers: &HeaderMap) -> u64 {
         .sum()
 }
 
-/// Returns the memory of a request in bytes. Tunnels, flows and HTTP/1.1 connections have limits of their own, and a
-/// node forwards requests of many clients. For all of these, only the head is counted.
+/// Returns the memory of a request in bytes.
 fn of_request(facts: &Facts, is_only_one: bool) -> u64 {
+    of_stream(facts, is_only_one) + of_head(&facts.headers) + facts.path.as_str().len() as u64
+}
+
+/// Returns the memory of a request's stream without its head. Tunnels, flows and HTTP/1.1 connections have limits of their
+/// own, and a node forwards requests of many clients. For all of these, only the head is counted.
+fn of_stream(facts: &Facts, is_only_one: bool) -> u64 {
     let is_of_many = match &facts.trust {
         Trust::Certified(peer) => peer.standalone,
         Trust::Address => true,
         Trust::Anonymous => false,
     };
     let is_stream = facts.kind == Kind::Http && !is_only_one && !is_of_many;
-    let stream = if is_stream { STREAM_OVERHEAD_BYTES } else { 0 };
-    stream + of_head(&facts.headers) + facts.path.as_str().len() as u64
+    if is_stream { STREAM_OVERHEAD_BYTES } else { 0 }
 }
 
 impl SessionEntry {
@@ -112,6 +116,13 @@ impl SessionEntry {
             self.hold(worker, bytes);
         }
         has_room
+    }
+
+    /// The session has become a subscription, of which the relay bounds the number. From now on, it is charged for its heads
+    /// alone, as tunnels are.
+    pub fn release_stream(&self, worker: &WorkerContext) {
+        let is_only_one = self.connection.as_ref().is_some_and(|connection| !connection.is_shared.get());
+        self.release(worker, of_stream(&self.facts, is_only_one));
     }
 
     /// Releases bytes that the session was charged for.
