@@ -42,6 +42,8 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The attempts to find the root of a channel whose root moves, and the pause between two of them.
 const MAX_ATTEMPTS: usize = 20;
 const FEED_PAUSE: Duration = Duration::from_millis(100);
+/// The memory that a publication gets before it has arrived.
+const MAX_ANNOUNCED_BYTES: usize = 1 << 20;
 /// Bytes of these fields. Readers of parts accept 16 KiB (`hermes_relay::framing::multipart`).
 const MAX_FIELD_BYTES: usize = 8 << 10;
 
@@ -394,8 +396,10 @@ async fn read(
     if attempt.size_hint().lower() > most as u64 {
         return Ok(Err(Unread::TooLong));
     }
-    // A publication outlives its connection, so it must not keep a read buffer of the connection.
-    let mut whole = BytesMut::new();
+    // A publication outlives its connection, so it must not keep a read buffer of the connection. The memory that is announced,
+    // but never written, costs nothing.
+    let announced = usize::try_from(attempt.size_hint().lower()).unwrap_or(usize::MAX);
+    let mut whole = BytesMut::with_capacity(announced.min(MAX_ANNOUNCED_BYTES));
     while let Some(frame) = attempt.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
         if whole.len() + data.len() > most {
@@ -406,6 +410,9 @@ async fn read(
             return Ok(Err(Unread::Refused(error)));
         }
         whole.extend_from_slice(&data);
+    }
+    if whole.len() == whole.capacity() {
+        return Ok(Ok(whole.freeze()));
     }
     // Without spare capacity.
     Ok(Ok(Bytes::from(whole.freeze().to_vec().into_boxed_slice())))

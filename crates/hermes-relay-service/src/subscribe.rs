@@ -4,6 +4,7 @@
 //! body has one publication after the other, until the timeout has passed or the client leaves. Never: more of the
 //! queue in the body than one write to the client.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -36,6 +37,8 @@ use crate::{
 
 /// Bytes of publications after which a frame of the body is full.
 const FRAME_BYTES: usize = 64 << 10;
+/// Content of this size is not copied, but has a frame of its own.
+const MIN_OWN_FRAME_BYTES: usize = 16 << 10;
 /// The channels that one subscription may name.
 const MAX_CHANNELS: usize = 64;
 /// The timeout of a subscription that only shows whether the next relay accepts it.
@@ -427,7 +430,7 @@ fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing, is_node: b
     let epochs = deliveries.subscription.epochs().to_vec();
     let id = deliveries.subscription.id().to_string();
     let mut response = Response::new(Body::boxed(SubscriptionBody {
-        start: Some(framing.begin(&start)),
+        first: [framing.begin(&start)].into(),
         deliveries,
         framing,
         has_ended: false,
@@ -450,8 +453,8 @@ fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing, is_node: b
 
 /// The body of a subscription.
 struct SubscriptionBody {
-    /// The bytes before the first delivery, until they are sent.
-    start: Option<Bytes>,
+    /// Bytes that come before other deliveries: those before the first one, and those of a long one.
+    first: VecDeque<Bytes>,
     deliveries: Deliveries,
     framing: Framing,
     has_ended: bool,
@@ -476,16 +479,22 @@ impl BoxedBody for SubscriptionBody {
         if self.has_ended {
             return Poll::Ready(None);
         }
-        if let Some(start) = self.start.take().filter(|start| !start.is_empty()) {
-            return Poll::Ready(Some(Ok(Frame::data(start))));
+        while let Some(first) = self.first.pop_front() {
+            if !first.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(first))));
+            }
         }
         let mut out = Vec::new();
         loop {
             match self.deliveries.poll_delivery(cx) {
                 Poll::Ready(Ok(delivery)) => {
                     let names_channel = self.deliveries.has_several_channels();
-                    self.framing.write(&mut out, &delivery, &self.deliveries.position(), names_channel);
-                    if out.len() >= FRAME_BYTES {
+                    let position = self.deliveries.position();
+                    let rest =
+                        self.framing.write_around(&mut out, &delivery, &position, names_channel, MIN_OWN_FRAME_BYTES);
+                    let is_full = rest.is_some() || out.len() >= FRAME_BYTES;
+                    self.first.extend(rest.into_iter().flatten());
+                    if is_full {
                         return Poll::Ready(Some(Ok(Frame::data(out.into()))));
                     }
                 }

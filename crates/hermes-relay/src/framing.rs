@@ -87,6 +87,30 @@ impl Framing {
         }
     }
 
+    /// Writes a delivery like [`Self::write`]. If its content is at least this long and needs no change, returns it with the bytes
+    /// after it, and writes only those before.
+    pub fn write_around(
+        &self,
+        out: &mut Vec<u8>,
+        delivery: &Delivery,
+        position: &str,
+        names_channel: bool,
+        min_bytes: usize,
+    ) -> Option<[Bytes; 2]> {
+        match (self, delivery) {
+            (Self::Multipart { boundary }, Delivery::Publication(publication))
+                if publication.content.body.len() >= min_bytes =>
+            {
+                let body = multipart::write_head(out, delivery, position, names_channel);
+                Some([body.clone(), multipart::tail(boundary)])
+            }
+            _ => {
+                self.write(out, delivery, position, names_channel);
+                None
+            }
+        }
+    }
+
     /// The bytes that keep an idle connection open, and mean nothing.
     pub fn heartbeat(&self) -> Bytes {
         match self {

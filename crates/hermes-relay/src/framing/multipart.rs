@@ -20,6 +20,24 @@ pub(super) fn begin(boundary: &str) -> Bytes {
 }
 
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool, boundary: &str) {
+    let body = write_head(out, delivery, position, names_channel);
+    out.extend_from_slice(body);
+    out.extend_from_slice(&tail(boundary));
+}
+
+/// The bytes after the content of a part.
+pub(super) fn tail(boundary: &str) -> Bytes {
+    format!("\r\n--{boundary}\r\n").into()
+}
+
+/// Writes the bytes before the content, which is returned.
+pub(super) fn write_head<'d>(
+    out: &mut Vec<u8>,
+    delivery: &'d Delivery,
+    position: &str,
+    names_channel: bool,
+) -> &'d Bytes {
+    static NOTHING: Bytes = Bytes::new();
     let field = |out: &mut Vec<u8>, name: &HeaderName, value: &[u8]| {
         out.extend_from_slice(name.as_str().as_bytes());
         out.extend_from_slice(b": ");
@@ -39,11 +57,11 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
             for (name, value) in &publication.content.headers {
                 field(out, name, value.as_bytes());
             }
-            (&publication.channel, &publication.content.body[..])
+            (&publication.channel, &publication.content.body)
         }
         Delivery::Gap { channel, missed, .. } => {
             field(out, &MISSED, super::missed_text(*missed).as_bytes());
-            (channel, &[][..])
+            (channel, &NOTHING)
         }
     };
     if names_channel {
@@ -51,8 +69,7 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
     }
     field(out, &CONTENT_LENGTH, body.len().to_string().as_bytes());
     out.extend_from_slice(b"\r\n");
-    out.extend_from_slice(body);
-    out.extend_from_slice(format!("\r\n--{boundary}\r\n").as_bytes());
+    body
 }
 
 pub(super) fn heartbeat(boundary: &str) -> Bytes {
