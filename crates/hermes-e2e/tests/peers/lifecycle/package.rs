@@ -111,7 +111,7 @@ fn the_package_has_the_program_its_units_pages_and_completions() {
         "source {}; COMP_WORDS=(hermes co); COMP_CWORD=1; _hermes hermes co hermes; echo ${{COMPREPLY[@]}}",
         tree.join("usr/share/bash-completion/completions/hermes").display()
     );
-    assert_eq!(printed(Command::new("bash").args(["-c", &completed])).trim(), "controller completions");
+    assert_eq!(printed(Command::new("bash").args(["-c", &completed])).trim(), "controller connect completions");
     let users = read("usr/lib/sysusers.d/hermes.conf");
     for (unit, parts) in [("hermes", "node"), ("hermes-controller", "controller")] {
         let path = format!("usr/lib/systemd/system/{unit}.service");
