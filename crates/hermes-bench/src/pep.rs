@@ -23,6 +23,7 @@ use clap::Args;
 use hermes_testkit::{limits::raise_open_files, netns::Namespace, process::Usage};
 use serde::Serialize;
 
+pub(crate) use self::contenders::split_one;
 use self::contenders::{
     content_path, publish, serve, serve_flows, split, start_egress, start_haproxy, start_nginx, start_router,
     start_transparent_haproxy,

@@ -254,7 +254,8 @@ pub(super) fn split(address: SocketAddr, to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn split_one(client: TcpStream, to: SocketAddr) -> std::io::Result<()> {
+/// Copies a connection to this address, and back.
+pub(crate) fn split_one(client: TcpStream, to: SocketAddr) -> std::io::Result<()> {
     let server = TcpStream::connect(to)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;

@@ -12,6 +12,8 @@ use std::thread;
 use anyhow::{Context as _, Result};
 use clap::{Args, Subcommand};
 
+use crate::pep::split_one;
+
 const BUFFER: usize = 64 << 10;
 
 /// A server, as a process of its own.
@@ -111,25 +113,7 @@ fn more(client: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<()> {
 
 fn forward(listen: SocketAddr, to: SocketAddr) -> Result<()> {
     for client in TcpListener::bind(listen)?.incoming().flatten() {
-        thread::spawn(move || -> Result<()> {
-            let server = TcpStream::connect(to)?;
-            client.set_nodelay(true)?;
-            server.set_nodelay(true)?;
-            let (client_too, server_too) = (client.try_clone()?, server.try_clone()?);
-            thread::spawn(move || copy(client_too, server_too));
-            copy(server, client)
-        });
+        thread::spawn(move || split_one(client, to));
     }
     Ok(())
-}
-
-fn copy(mut from: TcpStream, mut to: TcpStream) -> Result<()> {
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let read = from.read(&mut buffer)?;
-        if read == 0 {
-            return Ok(to.shutdown(std::net::Shutdown::Write)?);
-        }
-        to.write_all(&buffer[..read])?;
-    }
 }

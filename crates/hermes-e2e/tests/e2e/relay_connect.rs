@@ -10,6 +10,7 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::origin::{self, Origin, stream};
 use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::relay::{Subscriber, curl, publish};
+use hermes_testkit::skip::skip;
 use hermes_testkit::sshd::Sshd;
 use hermes_testkit::{poll, port};
 use nix::sys::signal::{Signal, kill};
@@ -119,7 +120,7 @@ async fn connections_cross_two_relays() {
 #[tokio::test]
 async fn ssh_logs_in_over_a_channel() {
     if !Sshd::is_installed() {
-        return;
+        return skip("ssh_logs_in_over_a_channel", "openssh-server is not installed");
     }
     let overlay = Overlay::new(hermes()).unwrap();
     let node = relay(&overlay, "relay").await;
@@ -268,7 +269,7 @@ async fn a_listener_publishes_at_no_third_party() {
         assert!(error.contains("which is not allowed here"), "{what}: {error}");
     }
     assert_eq!(third.metric("hermes_relay_publications_total", "").await.unwrap(), 0.0);
-    // What is no call at all does not disturb the listener.
+    // The listener ignores publications that are not calls.
     for text in ["", "{}", "{}\n", "{\"from\":\"x\"}\n", "\u{7f}\n\n\n"] {
         publish(&node, "/echo", text, &["--header", "hermes-deliver: one"]).await;
     }

@@ -55,7 +55,7 @@ pub struct Relay {
     /// Origins whose web pages may use the relay, beside pages of its own authority; `*` for all. Default none.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub origins: OneOrMany<String>,
-    /// Public keys (Ed25519, base64url) of those who sign tokens. Clients need one. Default none: the routes alone decide.
+    /// Public keys (Ed25519, base64url) that verify tokens. With a key, each client needs a token. Default none: the routes alone decide.
     #[serde(default, skip_serializing_if = "OneOrMany::is_empty")]
     pub tokens: OneOrMany<String>,
     /// Bytes of the publications in queues and histories. Default 256 MiB.

@@ -40,7 +40,7 @@ pub struct Relay {
     pub per_client: usize,
     /// Origins whose web pages may use the relay, beside pages of its own authority; `*` for all.
     pub origins: Vec<Box<str>>,
-    /// Public keys (Ed25519, 32 bytes) of those who sign tokens. Clients need one, unless there is no key.
+    /// Public keys (Ed25519, 32 bytes) that verify tokens. With a key, each client needs a token.
     pub tokens: Vec<[u8; 32]>,
     /// Bytes of the publications in queues and histories.
     pub memory: u64,

@@ -360,7 +360,7 @@ impl<Io: AsyncRead + AsyncWrite + Send> Driver<Io> {
     fn wake_at(&self) -> Instant {
         match self.paths.free() {
             Some(_) => Instant::from_std(self.session.deadline()),
-            // Before a path is free, nothing can be sent. Whether the other end is gone is seen soon enough.
+            // Nothing can be sent before a path is free. The wait is short, so that a silent other end is noticed.
             None => self.paths.free_at().unwrap_or_else(|| Instant::now() + Duration::from_secs(1)),
         }
     }

@@ -310,7 +310,7 @@ impl Session {
         self.complete_at.is_some_and(|complete| now >= complete + LINGER)
     }
 
-    /// Fails if the other end is gone.
+    /// Fails if the other end has been silent for too long.
     pub(super) fn check(&self, now: Instant) -> Result<(), Failure> {
         if self.is_transferred() {
             // The application takes its time.

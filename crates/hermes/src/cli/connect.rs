@@ -208,7 +208,10 @@ impl Connections {
             if self.running.len() < self.max {
                 let server = server.clone();
                 self.start(async move { answer(call, &server).await });
-            } else if self.refusals.len() < MAX_REFUSALS {
+                continue;
+            }
+            self.report_limit();
+            if self.refusals.len() < MAX_REFUSALS {
                 self.refusals.spawn(async move { drop(call.refuse("the listener has too many connections").await) });
             }
         }
@@ -231,6 +234,8 @@ impl Connections {
             self.forget_ended();
             if self.running.len() < self.max {
                 self.start(end.clone().call(tcp));
+            } else {
+                self.report_limit();
             }
         }
     }
@@ -250,6 +255,10 @@ impl Connections {
             _ => eprintln!("hermes: connections at {address} go to {url}"),
         }
         Ok(())
+    }
+
+    fn report_limit(&self) {
+        eprintln!("hermes: refused a connection, since {} are open; raise --max-connections to allow more", self.max);
     }
 
     fn forget_ended(&mut self) {
