@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use hermes_relay::{Delivery, EventId, FedPublication, Relay, Subscription};
+use hermes_relay::{Delivery, EventId, Lacking, MissedUntil, Offered, Relay, Subscription};
 use tokio::time::{Instant, Sleep};
 
 use crate::feeds::Refused;
@@ -20,10 +20,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(10);
 /// The publications that a subscriber lacks of a channel.
 pub(crate) struct Backfill {
     channel: Arc<str>,
-    /// The position of the subscriber.
-    position: EventId,
-    /// The position of the channel when the subscriber joined.
-    until: EventId,
+    lacking: Lacking,
     source: Source,
     silent_at: Pin<Box<Sleep>>,
 }
@@ -47,40 +44,36 @@ impl Backfill {
     ) -> Self {
         let source = Source::Waiting(Box::new(next.clone()), relay, max_bytes);
         let silent_at = Box::pin(tokio::time::sleep(MAX_SILENCE));
-        Self { channel, position, until, source, silent_at }
+        Self { channel, lacking: Lacking::new(position, until), source, silent_at }
     }
 
     /// Takes the next delivery. `None`: the subscriber has what the channel has here.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, of: &Subscription) -> Poll<Option<Delivery>> {
-        while self.position != self.until {
+        while !self.lacking.is_filled() {
             let next = match self.poll_source(cx) {
                 Poll::Ready(next) => next,
                 Poll::Pending if self.silent_at.as_mut().poll(cx).is_ready() => None,
                 Poll::Pending => return Poll::Pending,
             };
-            match next {
-                Some(NextDelivery::Nothing) => {}
+            let gap = match next {
+                Some(NextDelivery::Nothing) => continue,
                 Some(NextDelivery::Publication(publication)) => {
                     // A publication for one of a group has no place in the channel.
                     let Some(id) = publication.id else { continue };
-                    let is_next = id.epoch == self.position.epoch && id > self.position;
-                    if is_next && id.sequence <= self.until.sequence {
-                        self.position = id;
-                        return Poll::Ready(Some(self.publication(of, publication)));
-                    }
-                    if !is_next && id.epoch != self.until.epoch || id > self.until {
-                        return Poll::Ready(Some(self.gap(None, self.until)));
+                    match self.lacking.publication(id) {
+                        Offered::Skip => continue,
+                        Offered::Deliver => {
+                            let publication = of.of_feed(&self.channel, publication);
+                            return Poll::Ready(Some(Delivery::Publication(publication)));
+                        }
+                        Offered::Gap(gap) => gap,
                     }
                 }
-                // Later publications than `until` arrive by the channel. Another root may have gone on before that.
-                Some(NextDelivery::Gap { missed, until })
-                    if until.sequence < self.until.sequence
-                        && (until.epoch == self.until.epoch || missed == Some(0)) =>
-                {
-                    return Poll::Ready(Some(self.gap(missed, until)));
-                }
-                Some(NextDelivery::Gap { .. }) | None => return Poll::Ready(Some(self.gap(None, self.until))),
-            }
+                Some(NextDelivery::Gap { missed, until }) => self.lacking.gap(missed, until),
+                None => self.lacking.give_up(),
+            };
+            let MissedUntil { missed, until } = gap;
+            return Poll::Ready(Some(Delivery::Gap { channel: self.channel.clone(), missed, until }));
         }
         Poll::Ready(None)
     }
@@ -94,16 +87,14 @@ impl Backfill {
                     let standing = Standing { timeout: MAX_SILENCE, subscribers: 0, confirmed: None };
                     let (next, relay, max_bytes) = ((**next).clone(), relay.clone(), *max_bytes);
                     self.silent_at.as_mut().reset(Instant::now() + MAX_SILENCE);
-                    let opening = next.subscribe(standing, Some(self.position), relay, max_bytes);
+                    let opening = next.subscribe(standing, Some(self.lacking.position()), relay, max_bytes);
                     self.source = Source::Opening(Box::pin(opening));
                 }
                 Source::Opening(accepted) => match ready!(accepted.as_mut().poll(cx)) {
                     Ok(accepted) => {
-                        if self.position == EventId::OLDEST {
-                            self.position = accepted.position;
-                        }
+                        self.lacking.begin_at(accepted.position);
                         self.source = Source::Open(accepted.deliveries);
-                        if self.position == self.until {
+                        if self.lacking.is_filled() {
                             return Poll::Ready(Some(NextDelivery::Nothing));
                         }
                     }
@@ -123,17 +114,5 @@ impl Backfill {
                 }
             }
         }
-    }
-
-    fn publication(&self, of: &Subscription, publication: FedPublication) -> Delivery {
-        Delivery::Publication(of.of_feed(&self.channel, publication))
-    }
-
-    fn gap(&mut self, missed: Option<u64>, until: EventId) -> Delivery {
-        // Within an epoch, the number is known.
-        let is_same_epoch = self.position.epoch == until.epoch;
-        let count = is_same_epoch.then(|| until.sequence.saturating_sub(self.position.sequence));
-        self.position = until;
-        Delivery::Gap { channel: self.channel.clone(), missed: count.or(missed), until }
     }
 }

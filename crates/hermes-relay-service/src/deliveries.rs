@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, PathAndQuery};
 use hermes_model::snapshot::{Action, Snapshot};
-use hermes_relay::{Delivery, End, EventId, Subscription};
+use hermes_relay::{Delivery, End, EventId, Publication, Subscription};
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
 use tokio::time::{Instant, Sleep};
@@ -37,6 +37,10 @@ pub(crate) struct Deliveries {
     pub(crate) subscription: Subscription,
     /// The publications that the subscriber lacks of its channels. They come before its other deliveries.
     backfills: VecDeque<Backfill>,
+    /// The next publication, whose content is still to arrive.
+    arriving: Option<Arc<Publication>>,
+    /// Publications are delivered before all of their content has arrived.
+    cuts_through: bool,
     /// For each channel, the latest publication that was taken, or that the subscriber knows it lacks.
     position: Vec<EventId>,
     route: Arc<str>,
@@ -76,6 +80,8 @@ impl Deliveries {
             timer: Box::pin(tokio::time::sleep(heartbeat)),
             subscription,
             backfills,
+            arriving: None,
+            cuts_through: false,
             route,
             paths,
             heartbeat,
@@ -83,6 +89,11 @@ impl Deliveries {
             worker,
             entry,
         }
+    }
+
+    /// Delivers publications before all of their content has arrived.
+    pub(crate) fn cut_through(&mut self) {
+        self.cuts_through = true;
     }
 
     pub(crate) fn has_several_channels(&self) -> bool {
@@ -99,7 +110,7 @@ impl Deliveries {
         if !self.is_allowed() {
             return Poll::Ready(Err(Ended::Denied));
         }
-        let next = self.poll_next(cx);
+        let next = self.poll_whole(cx);
         if let Poll::Ready(Ok(delivery)) = &next {
             let (channel, id) = match delivery {
                 Delivery::Publication(publication) => (&publication.channel, publication.id),
@@ -112,6 +123,26 @@ impl Deliveries {
             }
         }
         next.map_err(Ended::from)
+    }
+
+    /// Waits for the content of the next publication, if that is asked for.
+    fn poll_whole(&mut self, cx: &mut Context<'_>) -> Poll<Result<Delivery, End>> {
+        let next = match self.arriving.take() {
+            Some(publication) => Delivery::Publication(publication),
+            None => match ready!(self.poll_next(cx)) {
+                Ok(next) => next,
+                Err(end) => return Poll::Ready(Err(end)),
+            },
+        };
+        match next {
+            Delivery::Publication(publication)
+                if !self.cuts_through && publication.content.body.poll_end(cx).is_pending() =>
+            {
+                self.arriving = Some(publication);
+                if self.is_live() { Poll::Pending } else { Poll::Ready(Err(End::Expired)) }
+            }
+            next => Poll::Ready(Ok(next)),
+        }
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Delivery, End>> {
@@ -149,7 +180,7 @@ impl Deliveries {
         if at < self.timer.deadline() {
             self.timer.as_mut().reset(at);
         }
-        std::task::ready!(self.timer.as_mut().poll(cx));
+        ready!(self.timer.as_mut().poll(cx));
         self.delay_heartbeat();
         self.entry.touch(&self.worker);
         Poll::Ready(())

@@ -6,6 +6,7 @@
 
 mod backfill;
 mod certified;
+mod cut_through;
 mod deliveries;
 mod directory;
 mod feeder;

@@ -13,11 +13,11 @@ use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
 use hermes_model::trust::{CONFIRMED, LOCATE, PEER, ROOT_BEFORE, STAND_BY, SUBSCRIBERS_BEHIND};
 use hermes_relay::fields::{
-    DELIVER, EPOCHS, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, MOVE, RELAY, ROOT, SUBSCRIBE,
+    ABORTED, DELIVER, EPOCHS, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, MOVE, RELAY, ROOT, SUBSCRIBE,
     SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::multipart::{MalformedPart, Parser, Part};
-use hermes_relay::{EventId, FedPublication, NewPublication, Relay, Reserved};
+use hermes_relay::{EventId, FedPublication, MAX_EPOCHS, NewPublication, Relay, Reserved};
 use hermes_transport::body::Body;
 use hermes_transport::error::Error;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, VIA};
@@ -37,8 +37,6 @@ const MAX_ANSWER: Duration = Duration::from_secs(3);
 pub(crate) const LOCATE_HERE: &str = "here";
 /// The time for which a question for a root stands.
 const TIMEOUT_TO_LOCATE: Duration = Duration::from_secs(10);
-/// The epochs that a relay may tell.
-const MAX_EPOCHS: usize = 16;
 /// The longest time between heartbeats that a document allows.
 const MAX_HEARTBEAT: Duration = Duration::from_secs(3600);
 
@@ -263,7 +261,7 @@ pub(crate) struct HandedOver {
 /// The epochs that a relay tells. None, if they are malformed.
 fn epochs(headers: &HeaderMap) -> Vec<EventId> {
     let text = headers.get(EPOCHS).and_then(|epochs| epochs.to_str().ok()).unwrap_or_default();
-    let epochs: Result<Vec<EventId>, _> = text.split(',').take(MAX_EPOCHS).map(str::parse).collect();
+    let epochs: Result<Vec<EventId>, _> = text.split(',').take(MAX_EPOCHS + 1).map(str::parse).collect();
     epochs.unwrap_or_default()
 }
 
@@ -399,7 +397,9 @@ impl NextDeliveries {
         let Part { mut headers, body, skipped } = part;
         let position = headers.remove(EVENT_ID).and_then(|id| id.to_str().ok()?.parse::<EventId>().ok());
         let Some(position) = position else { return Ok(Some(NextDelivery::Nothing)) };
-        if let Some(missed) = headers.get(MISSED) {
+        // A publication without content keeps its place, so that the history has no hole.
+        let is_aborted = headers.contains_key(ABORTED);
+        if let Some(missed) = headers.remove(MISSED).filter(|_| !is_aborted) {
             let missed = missed.to_str().ok().and_then(|text| text.parse().ok());
             return Ok(Some(NextDelivery::Gap { missed, until: position }));
         }
@@ -410,7 +410,7 @@ impl NextDeliveries {
         let is_reliable = is(&RELAY, "reliable");
         let id = Some(position).filter(|_| !is(&DELIVER, "one"));
         // A copy: the body is a part of a larger buffer.
-        let content = NewPublication { headers, body: Bytes::copy_from_slice(&body) };
+        let content = NewPublication { headers, body: Bytes::copy_from_slice(&body).into() };
         Ok(Some(NextDelivery::Publication(FedPublication { content, id, is_reliable })))
     }
 }

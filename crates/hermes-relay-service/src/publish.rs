@@ -4,7 +4,7 @@
 //! publication waits while a queue is full; publications of one channel that wait are served in the order of their arrival.
 //! Never: a write to a subscriber's connection.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -31,7 +31,7 @@ use crate::next_channel::{ChannelRequests, refused as refused_by_next};
 use crate::receipts::count;
 use crate::siblings::Siblings;
 use crate::{RelayRequest, certified, channel, may_redirect, redirect, refusal, text, upstream, url_token, wish};
-use crate::{locate, moves};
+use crate::{cut_through, locate, moves};
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";
@@ -66,9 +66,29 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     let mut outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
     outlet.wish = wish(request)?;
     let relay = outlet.relay().clone();
+    let headers = content_fields(&facts.headers);
+    let length: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if length > MAX_FIELD_BYTES {
+        let reason = format!("the content-* fields of a publication have at most {MAX_FIELD_BYTES} bytes\n");
+        return Ok(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason));
+    }
+    body.prepare(request.entry, 0, None);
+    let arriving = pin!(body.attempt());
+    // A signature covers the whole content.
+    if signed.is_none() {
+        let length = arriving.size_hint().exact();
+        match cut_through::begin(request, &outlet, &headers, length).await {
+            Ok(Some(arrival)) => {
+                let published = arrival.complete(arriving).await?;
+                return response(request, published.map_err(NotPublished::Here));
+            }
+            Ok(None) => {}
+            Err(error) => return response(request, Err(error)),
+        }
+    }
     // Publications that wait for room count, too.
     let mut reserved = relay.reserve();
-    let body = match read(request, &relay, &mut reserved, body).await? {
+    let body = match read(request, &relay, &mut reserved, arriving).await? {
         Ok(body) => body,
         Err(Unread::TooLong) => {
             let most = request.settings.unit;
@@ -77,23 +97,21 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         }
         Err(Unread::Refused(error)) => return Ok(refused(&error)),
     };
-    let headers = content_fields(&facts.headers);
-    let length: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-    if length > MAX_FIELD_BYTES {
-        let reason = format!("the content-* fields of a publication have at most {MAX_FIELD_BYTES} bytes\n");
-        return Ok(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason));
-    }
     if let Some(signed) = signed {
         certified::take_content(request, signed, &body)?;
     }
     if let Some(refused) = moves::serve_client(request).await? {
         return Ok(refused);
     }
-    let content = NewPublication { headers, body };
+    let content = NewPublication { headers, body: body.into() };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
     let published = outlet.publish(without_page((**facts).clone()), content).await;
     request.entry.set_held(false);
+    response(request, published)
+}
+
+fn response(request: &RelayRequest<'_>, published: Result<Published, NotPublished>) -> Result<Response<Body>, Error> {
     match published {
         Ok(published) => Ok(answer(published)),
         Err(NotPublished::Here(error)) => Ok(refused(&error)),
@@ -178,6 +196,10 @@ impl Outlet {
         &self.siblings.route
     }
 
+    pub(crate) fn audience(&self) -> Audience {
+        self.audience
+    }
+
     pub(crate) fn relay(&self) -> &Arc<Relay> {
         &self.siblings.of_route.relay
     }
@@ -214,7 +236,7 @@ impl Outlet {
             if let Some(origin) = self.siblings.url_of(&upstream).filter(|_| self.may_redirect) {
                 return Err(NotPublished::Elsewhere(origin));
             }
-            let sent = self.siblings.next.send(upstream.clone(), facts.clone(), content.body.clone()).await;
+            let sent = self.siblings.next.send(upstream.clone(), facts.clone(), content.body.whole()).await;
             return match sent {
                 // The root has just moved, or it is to begin.
                 Ok(response)
@@ -273,10 +295,16 @@ impl Outlet {
         })
     }
 
-    /// Publishes at this relay, and counts. A reliable publication waits until all queues have room, until reliable
-    /// publications before it are in them, and until the relays that keep a copy have it.
+    /// Publishes at this relay. A reliable publication waits until the relays that keep a copy have it.
     async fn publish_here(&self, content: NewPublication) -> Result<Published, PublishError> {
-        let published = match self.mode {
+        let receipt = self.queue_here(content).await?;
+        self.copied(receipt).await
+    }
+
+    /// Puts a publication into the queues of this relay, and counts. A reliable one waits until all queues have room, and until
+    /// reliable publications before it are in them.
+    pub(crate) async fn queue_here(&self, content: NewPublication) -> Result<Receipt, PublishError> {
+        let queued = match self.mode {
             RelayMode::Realtime => {
                 let (epoch, now) = (rand::random(), self.siblings.clock.now());
                 self.relay().publish_realtime(&self.channel, content, self.audience, epoch, now)
@@ -284,19 +312,28 @@ impl Outlet {
             RelayMode::Reliable => self.publish_reliable(&content).await,
         };
         let metrics = &self.siblings.worker.shared.metrics;
-        match &published {
+        match &queued {
             Ok(receipt) => count(metrics, self.route(), receipt),
             Err(PublishError::TooManyChannels(_)) => metrics.limit("relay-channels"),
             Err(PublishError::Memory(_)) => metrics.limit("relay-memory"),
             Err(PublishError::Closed | PublishError::NotRoot) => {}
         }
-        let receipt = published?;
+        queued
+    }
+
+    /// Waits until the relays that keep a copy have a publication, if it is reliable.
+    pub(crate) async fn copied(&self, receipt: Receipt) -> Result<Published, PublishError> {
         let has_copies = self.mode == RelayMode::Reliable && self.siblings.are_peers() && self.relay().keeps_history();
         let copies = match receipt.id.filter(|_| has_copies) {
-            Some(id) => self.copied(id).await?,
+            Some(id) => self.copies(id).await?,
             None => 0,
         };
         Ok(Published { receipt, copies })
+    }
+
+    /// Whether this node is the root of the channel.
+    pub(crate) async fn leads(&self) -> Result<bool, NotPublished> {
+        Ok(!self.siblings.exist() || matches!(self.place().await?, Outcome::Leads))
     }
 
     /// Waits until all relays that keep a copy have a publication, and returns their number. One that does not confirm it
@@ -305,7 +342,7 @@ impl Outlet {
     ///
     /// # Errors
     /// Another relay has become the root without taking over.
-    async fn copied(&self, id: EventId) -> Result<u64, PublishError> {
+    async fn copies(&self, id: EventId) -> Result<u64, PublishError> {
         let Some(mut copies) = self.relay().copies(&self.channel) else { return Ok(0) };
         let mut stalls_at = Instant::now() + self.stall;
         loop {
@@ -384,23 +421,24 @@ enum Unread {
 }
 
 /// Reads the body.
-async fn read(
+async fn read<B>(
     request: &RelayRequest<'_>,
     relay: &Relay,
     reserved: &mut Reserved,
-    body: RequestBody,
-) -> Result<Result<Bytes, Unread>, Error> {
-    body.prepare(request.entry, 0, None);
+    mut body: Pin<&mut B>,
+) -> Result<Result<Bytes, Unread>, Error>
+where
+    B: http_body::Body<Data = Bytes, Error = Error>,
+{
     let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
-    let mut attempt = pin!(body.attempt());
-    if attempt.size_hint().lower() > most as u64 {
+    if body.size_hint().lower() > most as u64 {
         return Ok(Err(Unread::TooLong));
     }
     // A publication outlives its connection, so it must not keep a read buffer of the connection. The memory that is announced,
     // but never written, costs nothing.
-    let announced = usize::try_from(attempt.size_hint().lower()).unwrap_or(usize::MAX);
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     let mut whole = BytesMut::with_capacity(announced.min(MAX_ANNOUNCED_BYTES));
-    while let Some(frame) = attempt.frame().await {
+    while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
         if whole.len() + data.len() > most {
             return Ok(Err(Unread::TooLong));

@@ -4,7 +4,6 @@
 //! body has one publication after the other, until the timeout has passed or the client leaves. Never: more of the
 //! queue in the body than one write to the client.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -16,7 +15,7 @@ use hermes_relay::fields::{
     BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::Framing;
-use hermes_relay::{End, EventId, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
+use hermes_relay::{Content, End, EventId, NextPart, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
 use hermes_signature::Grant;
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
@@ -425,12 +424,17 @@ fn read_position(text: &str, channels: usize) -> Result<Vec<Option<EventId>>, Er
 }
 
 fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing, is_node: bool) -> Response<Body> {
-    let Begun { deliveries, timeout, .. } = begun;
+    let Begun { mut deliveries, timeout, .. } = begun;
+    // A node gets whole publications, so that a publisher that breaks off does not end the subscription of all behind it.
+    if !is_node && matches!(framing, Framing::Multipart { .. }) {
+        deliveries.cut_through();
+    }
     let (content_type, start) = (framing.content_type(), deliveries.position());
     let epochs = deliveries.subscription.epochs().to_vec();
     let id = deliveries.subscription.id().to_string();
     let mut response = Response::new(Body::boxed(SubscriptionBody {
-        first: [framing.begin(&start)].into(),
+        first: Some(framing.begin(&start)).filter(|first| !first.is_empty()),
+        rest: None,
         deliveries,
         framing,
         has_ended: false,
@@ -453,11 +457,42 @@ fn stream(request: &RelayRequest<'_>, begun: Begun, framing: Framing, is_node: b
 
 /// The body of a subscription.
 struct SubscriptionBody {
-    /// Bytes that come before other deliveries: those before the first one, and those of a long one.
-    first: VecDeque<Bytes>,
+    /// Bytes before all deliveries.
+    first: Option<Bytes>,
+    /// The rest of a delivery.
+    rest: Option<Rest>,
     deliveries: Deliveries,
     framing: Framing,
     has_ended: bool,
+}
+
+/// The content of a publication whose head has been sent.
+struct Rest {
+    content: Content,
+    /// The parts of the content that have been sent.
+    parts: usize,
+    /// The bytes after the content.
+    tail: Bytes,
+}
+
+impl Rest {
+    /// Returns the next bytes. `None`: those were all.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
+        let next = match &self.content {
+            Content::Whole(bytes) if self.parts == 0 => NextPart::Bytes(bytes.clone()),
+            Content::Whole(_) => NextPart::End,
+            Content::Arriving(content) => ready!(content.poll_part(self.parts, cx)),
+        };
+        self.parts += 1;
+        Poll::Ready(match next {
+            NextPart::Bytes(bytes) => Some(Ok(bytes)),
+            NextPart::End => Some(std::mem::take(&mut self.tail)).filter(|tail| !tail.is_empty()).map(Ok),
+            NextPart::Aborted => {
+                let reason = "the publisher broke off a publication whose beginning was sent";
+                Some(Err(Error::ClientGone(reason.to_owned())))
+            }
+        })
+    }
 }
 
 impl SubscriptionBody {
@@ -479,10 +514,15 @@ impl BoxedBody for SubscriptionBody {
         if self.has_ended {
             return Poll::Ready(None);
         }
-        while let Some(first) = self.first.pop_front() {
-            if !first.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(first))));
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        if let Some(rest) = &mut self.rest {
+            if let Some(next) = ready!(rest.poll_next(cx)) {
+                self.has_ended = next.is_err();
+                return Poll::Ready(Some(next.map(Frame::data)));
             }
+            self.rest = None;
         }
         let mut out = Vec::new();
         loop {
@@ -492,9 +532,8 @@ impl BoxedBody for SubscriptionBody {
                     let position = self.deliveries.position();
                     let rest =
                         self.framing.write_around(&mut out, &delivery, &position, names_channel, MIN_OWN_FRAME_BYTES);
-                    let is_full = rest.is_some() || out.len() >= FRAME_BYTES;
-                    self.first.extend(rest.into_iter().flatten());
-                    if is_full {
+                    self.rest = rest.map(|(content, tail)| Rest { content, parts: 0, tail });
+                    if self.rest.is_some() || out.len() >= FRAME_BYTES {
                         return Poll::Ready(Some(Ok(Frame::data(out.into()))));
                     }
                 }

@@ -209,7 +209,7 @@ impl RelaySocket {
             return self.send(Message::text(refused.to_string()));
         }
         // A copy: the message is a part of a larger buffer.
-        let mut content = NewPublication { body: Bytes::copy_from_slice(&body), ..NewPublication::default() };
+        let mut content = NewPublication { body: Bytes::copy_from_slice(&body).into(), ..NewPublication::default() };
         content.headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         let (outlet, facts) = (self.outlet.clone(), of_socket(&self.entry.facts, &content));
         self.publishing = Some(Box::pin(async move {

@@ -5,6 +5,7 @@
 //! keeps it, and it goes to another member if its taker goes. Never: a publication in the queue of one subscriber that
 //! another one of a reliable channel does not get.
 
+mod jobs;
 mod root;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 
+use self::jobs::Takers;
 use crate::EventId;
 use crate::limits::RelayLimits;
 use crate::lineage::Lineage;
@@ -451,15 +453,6 @@ impl Channel {
     }
 }
 
-/// The members of groups that get a job.
-struct Takers {
-    /// One member of each group with room.
-    takers: Vec<u64>,
-    /// All members of the groups that have no room.
-    full: Vec<u64>,
-    full_groups: u64,
-}
-
 impl ChannelState {
     fn latest_id(&self) -> EventId {
         EventId { epoch: self.epoch, sequence: self.latest }
@@ -530,6 +523,14 @@ impl ChannelState {
         }
     }
 
+    /// Removes publications of epochs that are too long ago. A subscriber that resumes there would get them again, since nobody
+    /// knows how many of them it has.
+    fn forget_unknown_epochs(&mut self) {
+        let is_known = |id: EventId| id.epoch == self.epoch || self.lineage.knows(id.epoch);
+        let unknown = self.history.iter().take_while(|oldest| oldest.id.is_some_and(|id| !is_known(id))).count();
+        (0..unknown).for_each(|_| self.forget_oldest());
+    }
+
     fn forget_oldest(&mut self) {
         if let Some(oldest) = self.history.pop_front() {
             self.history_bytes -= oldest.bytes();
@@ -572,81 +573,5 @@ impl ChannelState {
     fn room(&self, bytes: u64, now: Duration) -> BTreeMap<u64, usize> {
         let of = |(number, member): (&u64, &Member)| Some((*number, member.queue.room(bytes, now)?));
         self.members.iter().filter_map(of).collect()
-    }
-
-    /// Gives a member the jobs that wait for one of its group.
-    fn give_orphans(&mut self, number: u64, now: Duration) {
-        let Some(member) = self.members.get(&number).filter(|member| member.takes_jobs()) else { return };
-        let ours = |job: &(Option<Arc<str>>, Arc<Publication>)| job.0 == member.group;
-        let (taken, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.orphans).into_iter().partition(ours);
-        for (_, job) in taken {
-            member.queue.push(Delivery::Publication(job), now);
-        }
-        self.orphans = rest;
-    }
-
-    /// Keeps a job of the relay that feeds this channel for the next member: the publisher has been told that it was
-    /// delivered.
-    fn keep_fed(&mut self, place: Place, takers: &[u64], job: &Arc<Publication>, limits: &RelayLimits, now: Duration) {
-        if takers.is_empty() && matches!(place, Place::Fed(_)) {
-            self.hand_on(&None, vec![job.clone()], limits, now);
-        }
-    }
-
-    /// The next member with room of each group, in turn; and the members of groups that are all full.
-    fn takers(&self, room: &BTreeMap<u64, usize>) -> Takers {
-        let mut groups: BTreeMap<&Option<Arc<str>>, Vec<(u64, usize)>> = BTreeMap::new();
-        for (number, free) in room {
-            if let Some(member) = self.members.get(number).filter(|member| member.takes_jobs()) {
-                groups.entry(&member.group).or_default().push((*number, *free));
-            }
-        }
-        let mut all = Takers { takers: Vec::new(), full: Vec::new(), full_groups: 0 };
-        for (group, members) in groups {
-            let last = self.groups.get(group).and_then(|group| group.last);
-            let in_turn = |(number, free): &&(u64, usize)| *free > 0 && last.is_none_or(|last| *number > last);
-            match members.iter().find(in_turn).or_else(|| members.iter().find(|(_, free)| *free > 0)) {
-                Some((number, _)) => all.takers.push(*number),
-                None => {
-                    all.full.extend(members.iter().map(|(number, _)| *number));
-                    all.full_groups += 1;
-                }
-            }
-        }
-        all
-    }
-
-    /// Gives a job to a member, or to another one of its group if the member's subscription has ended meanwhile.
-    fn give(&mut self, number: u64, job: &Arc<Publication>, limits: &RelayLimits, now: Duration) {
-        let Some(member) = self.members.get(&number) else { return };
-        let group = member.group.clone();
-        if member.queue.push(Delivery::Publication(job.clone()), now) {
-            self.groups.entry(group).or_default().last = Some(number);
-        } else {
-            self.hand_on(&group, vec![job.clone()], limits, now);
-        }
-    }
-
-    /// Gives jobs to members of a group, even to full ones; without a member they wait for one.
-    fn hand_on(&mut self, group: &Option<Arc<str>>, jobs: Vec<Arc<Publication>>, limits: &RelayLimits, now: Duration) {
-        // The members are not searched for a subscriber that leaves without a job, as most do.
-        let Some(bytes) = jobs.first().map(|job| job.bytes()) else { return };
-        let mut members: Vec<(usize, &Member)> = self
-            .members
-            .values()
-            .filter(|member| member.group == *group && member.takes_jobs())
-            .filter_map(|member| Some((member.queue.room(bytes, now)?, member)))
-            .collect();
-        members.sort_by_key(|(free, _)| std::cmp::Reverse(*free));
-        for (at, job) in jobs.into_iter().enumerate() {
-            let in_turn = members.iter().cycle().skip(at % members.len().max(1)).take(members.len());
-            let mut takers = in_turn.filter(|(_, member)| member.queue.push(Delivery::Publication(job.clone()), now));
-            if takers.next().is_some() {
-            } else if self.orphans.len() < limits.queue.max(1) {
-                self.orphans.push_back((group.clone(), job));
-            } else {
-                self.losses.jobs += 1;
-            }
-        }
     }
 }

@@ -44,5 +44,7 @@ pub const EVENT_ID: HeaderName = HeaderName::from_static("hermes-event-id");
 pub const EPOCHS: HeaderName = HeaderName::from_static("hermes-epochs");
 /// The channel of a publication, if the subscription has several.
 pub const CHANNEL: HeaderName = HeaderName::from_static("hermes-channel");
+/// Tells a relay that the publisher has broken off (`true`). The publication keeps its place in the channel.
+pub const ABORTED: HeaderName = HeaderName::from_static("hermes-aborted");
 /// The number of publications that the subscriber does not get, or `unknown`.
 pub const MISSED: HeaderName = HeaderName::from_static("hermes-missed");

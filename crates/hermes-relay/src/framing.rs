@@ -17,7 +17,7 @@ use bytes::Bytes;
 use http::HeaderValue;
 use http::header::CONTENT_TYPE;
 
-use crate::{Delivery, Publication};
+use crate::{Content, Delivery, Publication};
 
 /// A form of a stream of publications.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,8 +87,8 @@ impl Framing {
         }
     }
 
-    /// Writes a delivery like [`Self::write`]. If its content is at least this long and needs no change, returns it with the bytes
-    /// after it, and writes only those before.
+    /// Writes a delivery like [`Self::write`]. If its content needs no change, and still arrives or is at least this long, writes
+    /// only the bytes before it, and returns it with the bytes after it.
     pub fn write_around(
         &self,
         out: &mut Vec<u8>,
@@ -96,19 +96,17 @@ impl Framing {
         position: &str,
         names_channel: bool,
         min_bytes: usize,
-    ) -> Option<[Bytes; 2]> {
-        match (self, delivery) {
-            (Self::Multipart { boundary }, Delivery::Publication(publication))
-                if publication.content.body.len() >= min_bytes =>
-            {
-                let body = multipart::write_head(out, delivery, position, names_channel);
-                Some([body.clone(), multipart::tail(boundary)])
-            }
-            _ => {
-                self.write(out, delivery, position, names_channel);
-                None
+    ) -> Option<(Content, Bytes)> {
+        if let (Self::Multipart { boundary }, Delivery::Publication(publication)) = (self, delivery) {
+            let content = &publication.content.body;
+            let is_long = matches!(content, Content::Whole(bytes) if bytes.len() >= min_bytes);
+            if is_long || content.is_arriving() {
+                multipart::write_head(out, delivery, position, names_channel, content.len());
+                return Some((content.clone(), multipart::tail(boundary)));
             }
         }
+        self.write(out, delivery, position, names_channel);
+        None
     }
 
     /// The bytes that keep an idle connection open, and mean nothing.

@@ -7,12 +7,14 @@
 //! other. A publication that is *realtime* is dropped for a subscriber whose queue is full; one that is *reliable* waits
 //! until all queues have room. The source is HTTP-RS, "HTTP as the narrow waist of the future Internet", sections 5 and 6.
 
+mod arriving;
 mod channel;
 pub mod event_id;
 mod feed;
 pub mod fields;
 pub mod framing;
 mod history_log;
+mod lacking;
 mod limits;
 mod lineage;
 mod publication;
@@ -21,11 +23,14 @@ mod queue;
 mod relay;
 mod request;
 
+pub use arriving::{Arriving, ContentWriter, NextPart, NotArrived};
 pub use channel::{HandOver, Losses};
 pub use event_id::EventId;
 pub use feed::Feed;
+pub use lacking::{Lacking, MissedUntil, Offered};
 pub use limits::RelayLimits;
-pub use publication::{FedPublication, NewPublication, Publication, Reserved};
+pub use lineage::MAX_EPOCHS;
+pub use publication::{Content, FedPublication, NewPublication, Publication, Reserved};
 pub use publishing::{Audience, Copies, PublishProgress, Receipt};
 pub use queue::{Delivery, End};
 pub use relay::{Relay, RelayCounters, Subscription};

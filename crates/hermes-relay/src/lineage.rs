@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::EventId;
 
 /// The earlier epochs that are known.
-const MAX_EPOCHS: usize = 8;
+pub const MAX_EPOCHS: usize = 32;
 
 /// The end of an epoch.
 #[derive(Clone, Copy, Debug)]
@@ -39,10 +39,19 @@ impl Lineage {
 
     /// Learns the epochs before the current one, from a relay that knows them.
     pub(crate) fn learn(&mut self, ends: &[EventId], epoch: u64) {
-        if let Some(current) = ends.iter().position(|end| end.epoch == epoch) {
-            let complete = |position: &EventId| End { position: *position, is_complete: true };
-            self.0 = ends[..current].iter().map(complete).collect();
-        }
+        let Some(current) = ends.iter().position(|end| end.epoch == epoch) else { return };
+        let ends = &ends[..current];
+        let Some(first) = ends.first() else { return };
+        // The other relay may have begun later.
+        let older = self.0.iter().position(|end| end.position.epoch == first.epoch).unwrap_or_default();
+        self.0.truncate(older);
+        self.0.extend(ends.iter().map(|position| End { position: *position, is_complete: true }));
+        self.0.drain(..self.0.len().saturating_sub(MAX_EPOCHS));
+    }
+
+    /// Whether this epoch is one of the earlier ones.
+    pub(crate) fn knows(&self, epoch: u64) -> bool {
+        self.0.iter().any(|end| end.position.epoch == epoch)
     }
 
     /// The positions at which later epochs go on, for a subscriber that knows the epoch of a position; and whether nothing is
@@ -57,11 +66,16 @@ impl Lineage {
         ends().zip(epochs).map(change).collect()
     }
 
-    /// An epoch before all others ends at this position.
-    pub(crate) fn begin_at(&mut self, position: EventId) {
-        if self.0.len() < MAX_EPOCHS && self.0.iter().all(|end| end.position.epoch != position.epoch) {
+    /// An epoch before all others ends at this position. Returns false if there are too many.
+    pub(crate) fn begin_at(&mut self, position: EventId) -> bool {
+        if self.knows(position.epoch) {
+            return true;
+        }
+        let has_room = self.0.len() < MAX_EPOCHS;
+        if has_room {
             self.0.push_front(End { position, is_complete: true });
         }
+        has_room
     }
 
     /// The number of publications of the channel up to a position of a client, as the current epoch counts them. `None`: the

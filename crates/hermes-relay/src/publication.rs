@@ -1,26 +1,94 @@
-//! Publications: the units of data that a relay passes on, each as a whole.
+//! Publications: the units of data that a relay passes on.
 //!
-//! In: the body of a request, and its fields that describe the content. Out: an immutable publication that all queues
+//! In: the body of a request, and its fields that describe the content. Out: a publication that all queues
 //! share. Its bytes count towards the memory of the relay until the last queue has let go of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::EventId;
+use crate::arriving::Arriving;
+use crate::fields::ABORTED;
 
 /// The bytes that a publication counts beside its content, for its fields and its place in queues.
 const OVERHEAD_BYTES: u64 = 512;
 
 /// A publication before a channel has given it an identifier.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct NewPublication {
     /// Fields that describe the content: `content-type`, `content-encoding` and the like.
     pub headers: HeaderMap,
     /// The content.
-    pub body: Bytes,
+    pub body: Content,
+}
+
+/// The content of a publication.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// It has arrived.
+    Whole(Bytes),
+    /// Subscribers get it as it arrives.
+    Arriving(Arc<Arriving>),
+}
+
+impl Content {
+    /// The number of bytes, or the announced one.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Whole(bytes) => bytes.len(),
+            Self::Arriving(content) => content.length(),
+        }
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All bytes. Empty: they have not arrived.
+    pub fn whole(&self) -> Bytes {
+        match self {
+            Self::Whole(bytes) => bytes.clone(),
+            Self::Arriving(content) => content.whole(),
+        }
+    }
+
+    /// Waits until all bytes have arrived, or the publisher has broken off.
+    pub fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Whole(_) => Poll::Ready(()),
+            Self::Arriving(content) => content.poll_end(cx),
+        }
+    }
+
+    /// Whether there are all bytes.
+    pub fn is_whole(&self) -> bool {
+        match self {
+            Self::Whole(_) => true,
+            Self::Arriving(content) => content.is_whole(),
+        }
+    }
+
+    /// Whether bytes are still to arrive.
+    pub fn is_arriving(&self) -> bool {
+        matches!(self, Self::Arriving(content) if content.is_arriving())
+    }
+}
+
+impl Default for Content {
+    fn default() -> Self {
+        Self::Whole(Bytes::new())
+    }
+}
+
+impl From<Bytes> for Content {
+    fn from(bytes: Bytes) -> Self {
+        Self::Whole(bytes)
+    }
 }
 
 /// A publication of the other relay.
@@ -59,6 +127,12 @@ impl Publication {
     ) -> Self {
         memory.fetch_add(cost(&content), Ordering::Relaxed);
         Self { channel, id, content, is_reliable, memory: memory.clone() }
+    }
+
+    /// Whether nobody will have its content, since the publisher has broken off. Its place in the channel remains.
+    pub fn is_aborted(&self) -> bool {
+        let has_content = self.content.body.is_whole() || self.content.body.is_arriving();
+        !has_content || self.content.headers.contains_key(ABORTED)
     }
 
     /// The bytes that it counts towards the memory of the relay and of a queue.

@@ -263,6 +263,12 @@ impl Relay {
         self.make_room(most)
     }
 
+    /// Whether publications have at most half of the memory with so many bytes more.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let most = self.lock().limits.memory;
+        self.memory.load(Ordering::Relaxed).saturating_add(bytes) <= most / 2
+    }
+
     /// Removes the oldest publications of histories until at most `most` bytes are held.
     fn make_room(&self, most: u64) -> Result<(), PublishError> {
         while self.memory.load(Ordering::Relaxed) > most {

@@ -18,7 +18,7 @@ fn deliveries(bodies: &[Vec<u8>]) -> Vec<Delivery> {
         Relay::new(RelayLimits { history: bodies.len() - 1, history_bytes: u64::MAX, ..RelayLimits::default() });
     let mut first = None;
     for body in bodies {
-        let content = NewPublication { body: Bytes::copy_from_slice(body), ..NewPublication::default() };
+        let content = NewPublication { body: Bytes::copy_from_slice(body).into(), ..NewPublication::default() };
         let receipt = relay.publish_realtime("host/c", content, Audience::All, 7, Duration::ZERO).unwrap();
         first = first.or(receipt.id);
     }

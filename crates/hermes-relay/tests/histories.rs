@@ -215,14 +215,14 @@ fn subscribe(relay: &Arc<Relay>, number: u128, channel: &str, group: Option<&str
 }
 
 fn content(text: &str) -> NewPublication {
-    NewPublication { body: text.to_owned().into(), ..NewPublication::default() }
+    NewPublication { body: bytes::Bytes::from(text.to_owned()).into(), ..NewPublication::default() }
 }
 
 /// The content of the next publication, `-N` for a gap of N, or an empty text if nothing waits.
 fn next(subscription: &Subscription, now: Duration) -> String {
     match subscription.poll_next(&mut Context::from_waker(Waker::noop()), now) {
         Poll::Ready(Ok(Delivery::Publication(publication))) => {
-            String::from_utf8(publication.content.body.to_vec()).unwrap()
+            String::from_utf8(publication.content.body.whole().to_vec()).unwrap()
         }
         Poll::Ready(Ok(Delivery::Gap { missed, .. })) => format!("-{}", missed.unwrap()),
         Poll::Ready(Err(end)) => panic!("{end}"),

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_relay::{
-    Audience, Delivery, EventId, FedPublication, Feed, NewPublication, PublishProgress, Relay, RelayLimits,
-    SubscribeRequest, Subscription, SubscriptionId,
+    Audience, Delivery, EventId, FedPublication, Feed, Lacking, MAX_EPOCHS, MissedUntil, NewPublication, Offered,
+    PublishProgress, Relay, RelayLimits, SubscribeRequest, Subscription, SubscriptionId,
 };
 use proptest::prelude::*;
 
@@ -36,7 +36,7 @@ fn fed(publication: &hermes_relay::Publication) -> FedPublication {
 
 /// The number that a publication has as its content.
 fn number_of(publication: &hermes_relay::Publication) -> u64 {
-    String::from_utf8(publication.content.body.to_vec()).unwrap().parse().unwrap()
+    String::from_utf8(publication.content.body.whole().to_vec()).unwrap().parse().unwrap()
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +91,8 @@ struct World {
     waiting: Vec<(u64, EventId)>,
     confirmed: BTreeSet<u64>,
     number: u64,
+    /// The times that another relay became the root.
+    changes: usize,
 }
 
 impl World {
@@ -170,6 +172,7 @@ impl World {
 
     /// The first peer is the root from now on.
     fn lead(&mut self) {
+        self.changes += 1;
         let (root, number) = (self.root(), self.number());
         let peer = self.peers[root].as_mut().unwrap();
         (peer.between, peer.copy_from) = (None, None);
@@ -184,7 +187,7 @@ impl World {
 
     fn publish(&mut self) {
         let number = self.number();
-        let content = NewPublication { body: Bytes::from(number.to_string()), ..NewPublication::default() };
+        let content = NewPublication { body: Bytes::from(number.to_string()).into(), ..NewPublication::default() };
         let relay = self.peer(self.root()).relay.clone();
         let progress =
             relay.poll_publish_reliable(CHANNEL, &content, Audience::All, number, Waker::noop(), NOW).unwrap();
@@ -313,11 +316,22 @@ impl World {
     /// Gets what a peer lacks from the root, as relays do for a subscriber that resumes.
     fn fill(&mut self, subscriber: &mut Subscriber, until: EventId) {
         let filling = self.subscribe_at(self.root(), Some(subscriber.position), false);
-        while subscriber.position.sequence < until.sequence {
-            let delivery = take(&filling).expect("the root has it");
-            subscriber.take(delivery);
+        let mut lacking = Lacking::new(subscriber.position, until);
+        while !lacking.is_filled() {
+            let gap = match take(&filling).expect("the root has it") {
+                Delivery::Gap { missed, until, .. } => lacking.gap(missed, until),
+                Delivery::Publication(publication) => match lacking.publication(publication.id.unwrap()) {
+                    Offered::Skip => continue,
+                    Offered::Gap(gap) => gap,
+                    Offered::Deliver => {
+                        subscriber.take(Delivery::Publication(publication));
+                        continue;
+                    }
+                },
+            };
+            let MissedUntil { missed, until } = gap;
+            subscriber.take(Delivery::Gap { channel: CHANNEL.into(), missed, until });
         }
-        subscriber.position = until;
     }
 
     fn read(&mut self, at: usize) -> bool {
@@ -329,6 +343,8 @@ impl World {
 
     fn run(&mut self, operation: Operation) {
         match operation {
+            // A subscriber of an epoch that is forgotten learns of a gap.
+            Operation::Kill(_) | Operation::Return(_) if self.changes >= MAX_EPOCHS => {}
             Operation::Publish => self.publish(),
             Operation::Pass(peer, count) => self.pass(peer, count),
             Operation::Kill(peer) => self.kill(peer),
@@ -391,4 +407,51 @@ proptest! {
             prop_assert!(missing.is_empty(), "not delivered: {missing:?}");
         }
     }
+}
+
+/// A subscriber had more of the first epoch than the next root had got, and resumed at a peer that had nothing.
+#[test]
+fn a_subscriber_resumes_where_its_epoch_ended_earlier() {
+    let mut world = World::new();
+    (0..6).for_each(|_| world.publish());
+    world.kill(2);
+    (0..6).for_each(|_| world.publish());
+    world.pass(1, 6);
+    (0..4).for_each(|_| world.publish());
+    world.subscribe(0, false);
+    world.kill(0);
+    let from = world.subscribers[0].from;
+    world.publish();
+    world.bring_back(0);
+    world.bring_back(2);
+    world.subscribe(2, true);
+    world.settle();
+    assert_eq!(world.confirmed.range(from..).copied().collect::<Vec<_>>(), world.subscribers[0].seen);
+    assert_eq!(world.subscribers[0].seen.len(), 1);
+}
+
+/// The first epoch is too long ago, so its publications are forgotten: nobody knows how many of them a subscriber has.
+#[test]
+fn what_a_forgotten_epoch_had_is_not_delivered_again() {
+    let mut world = World::new();
+    world.publish();
+    world.subscribe(0, false);
+    let start = world.subscribers[0].position;
+    world.publish();
+    assert!(world.read(0));
+    for _ in 0..MAX_EPOCHS {
+        let root = world.root();
+        (0..PEERS).for_each(|index| world.pass(index, 100));
+        world.kill(root);
+        world.bring_back(root);
+        (0..PEERS).for_each(|index| world.pass(index, 100));
+    }
+    world.publish();
+    let latest = world.number;
+    let resumed = world.subscribe_at(world.root(), Some(start), false);
+    let Some(Delivery::Gap { missed: None, until, .. }) = take(&resumed) else { panic!("the gap is not told") };
+    assert_eq!(until.sequence, 2);
+    let Some(Delivery::Publication(publication)) = take(&resumed) else { panic!("nothing follows") };
+    assert_eq!((publication.id.unwrap().sequence, number_of(&publication)), (3, latest));
+    assert!(take(&resumed).is_none());
 }

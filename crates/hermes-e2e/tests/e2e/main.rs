@@ -27,6 +27,7 @@ mod quic;
 mod rate_limit;
 mod relay;
 mod relay_connect;
+mod relay_cut_through;
 mod relay_keys;
 mod relay_pages;
 mod relay_peers;

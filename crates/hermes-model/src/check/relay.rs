@@ -89,6 +89,7 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
         queue,
         queue_bytes: size(format!("{at}.queue-bytes"), section.queue_bytes, 4 * MIB, KIB..=1 << 40, report),
         unit: size(format!("{at}.unit"), section.unit, MIB, 1..=GIB, report),
+        cut_through: section.cut_through,
         max_timeout: duration(&format!("{at}.max-timeout"), section.max_timeout, HOUR, SECOND..=30 * day, report),
         stall: duration(&format!("{at}.stall"), section.stall, 10 * SECOND, SECOND / 10..=HOUR, report),
         heartbeat: duration(&format!("{at}.heartbeat"), section.heartbeat, 15 * SECOND, SECOND / 10..=HOUR, report),

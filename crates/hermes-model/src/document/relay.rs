@@ -31,6 +31,9 @@ pub struct Relay {
     /// Maximum size of a publication. Default 1 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<ByteSize>,
+    /// Whether subscribers get a long publication while it arrives. Default false: they get it as a whole.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub cut_through: bool,
     /// Maximum timeout of a subscription. Default 1 h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_timeout: Option<HumanDuration>,

@@ -20,6 +20,8 @@ pub struct Relay {
     pub queue_bytes: u64,
     /// Maximum size of a publication in bytes.
     pub unit: u64,
+    /// Subscribers get a long publication while it arrives.
+    pub cut_through: bool,
     /// Maximum timeout of a subscription.
     pub max_timeout: Duration,
     /// Time that a subscriber may read nothing while a reliable publication waits for it.

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::{Channel, ChannelState, HandOver, Member};
 use crate::EventId;
 use crate::limits::RelayLimits;
-use crate::publication::{FedPublication, Publication};
+use crate::publication::{Content, FedPublication, Publication};
 use crate::publishing::Copies;
 use crate::queue::{Delivery, End};
 
@@ -75,6 +75,7 @@ impl Channel {
             let ended = state.latest_id();
             state.lineage.end_at(ended, is_complete);
             state.epoch = epoch;
+            state.forget_unknown_epochs();
             state.is_handed_over = false;
             self.tell(&mut state, EventId { epoch, ..ended }, is_complete.then_some(0), false, now);
         }
@@ -102,6 +103,12 @@ impl Channel {
     /// Lets another relay number the publications. Returns those that it lacks, if it has those up to `after`.
     pub(crate) fn hand_over(&self, after: EventId) -> HandOver {
         let mut state = self.lock();
+        // The other relay cannot get what is still to arrive here.
+        for publication in &state.history {
+            if let Content::Arriving(content) = &publication.content.body {
+                content.abort();
+            }
+        }
         state.is_fed = true;
         state.hand_overs += 1;
         state.is_handed_over = true;
@@ -159,6 +166,7 @@ impl Channel {
             }
         }
         (state.epoch, state.latest) = (until.epoch, until.sequence);
+        state.forget_unknown_epochs();
         self.tell(state, until, missed, is_same_epoch, now);
     }
 
@@ -187,8 +195,8 @@ impl Channel {
             if state.history.len() >= limits.history || bytes > limits.history_bytes {
                 return;
             }
-            if id.epoch != before.epoch {
-                state.lineage.begin_at(id);
+            if id.epoch != before.epoch && !state.lineage.begin_at(id) {
+                return;
             }
             state.has_realtime |= !is_reliable;
             state.history_bytes = bytes;
@@ -201,5 +209,6 @@ impl Channel {
         let mut state = self.lock();
         let epoch = state.epoch;
         state.lineage.learn(epochs, epoch);
+        state.forget_unknown_epochs();
     }
 }

@@ -20,13 +20,14 @@ pub(super) fn begin(position: &str) -> Bytes {
 
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool) {
     let (channel, kind, data) = match delivery {
-        Delivery::Publication(publication) => {
-            let body = &publication.content.body;
-            match std::str::from_utf8(body) {
+        Delivery::Publication(publication) if !publication.is_aborted() => {
+            let body = publication.content.body.whole();
+            match std::str::from_utf8(&body) {
                 Ok(text) if !text.contains('\r') => (&publication.channel, None, text.to_owned()),
                 _ => (&publication.channel, Some("base64"), BASE64_STANDARD.encode(body)),
             }
         }
+        Delivery::Publication(publication) => (&publication.channel, Some("gap"), super::missed_text(Some(1))),
         Delivery::Gap { channel, missed, .. } => (channel, Some("gap"), super::missed_text(*missed)),
     };
     out.extend_from_slice(b"id: ");

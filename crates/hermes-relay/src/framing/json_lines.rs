@@ -13,15 +13,19 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
     let mut line = Map::new();
     line.insert("id".to_owned(), position.into());
     let channel = match delivery {
-        Delivery::Publication(publication) => {
+        Delivery::Publication(publication) if !publication.is_aborted() => {
             if let Some(kind) = super::content_type(publication) {
                 line.insert("type".to_owned(), kind.into());
             }
-            let body = &publication.content.body;
-            match std::str::from_utf8(body) {
+            let body = publication.content.body.whole();
+            match std::str::from_utf8(&body) {
                 Ok(text) => line.insert("data".to_owned(), text.into()),
                 Err(_) => line.insert("base64".to_owned(), BASE64_STANDARD.encode(body).into()),
             };
+            &publication.channel
+        }
+        Delivery::Publication(publication) => {
+            line.insert("missed".to_owned(), 1.into());
             &publication.channel
         }
         Delivery::Gap { channel, missed, .. } => {

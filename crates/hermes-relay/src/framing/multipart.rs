@@ -9,7 +9,7 @@ use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue};
 
 use crate::Delivery;
-use crate::fields::{CHANNEL, DELIVER, EVENT_ID, MISSED, RELAY};
+use crate::fields::{ABORTED, CHANNEL, DELIVER, EVENT_ID, MISSED, RELAY};
 
 /// The longest head of a part that the parser takes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -20,8 +20,12 @@ pub(super) fn begin(boundary: &str) -> Bytes {
 }
 
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool, boundary: &str) {
-    let body = write_head(out, delivery, position, names_channel);
-    out.extend_from_slice(body);
+    let content = match delivery {
+        Delivery::Publication(publication) if !publication.is_aborted() => publication.content.body.whole(),
+        Delivery::Publication(_) | Delivery::Gap { .. } => Bytes::new(),
+    };
+    write_head(out, delivery, position, names_channel, content.len());
+    out.extend_from_slice(&content);
     out.extend_from_slice(&tail(boundary));
 }
 
@@ -30,14 +34,8 @@ pub(super) fn tail(boundary: &str) -> Bytes {
     format!("\r\n--{boundary}\r\n").into()
 }
 
-/// Writes the bytes before the content, which is returned.
-pub(super) fn write_head<'d>(
-    out: &mut Vec<u8>,
-    delivery: &'d Delivery,
-    position: &str,
-    names_channel: bool,
-) -> &'d Bytes {
-    static NOTHING: Bytes = Bytes::new();
+/// Writes the bytes before the content, which has this length.
+pub(super) fn write_head(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool, length: usize) {
     let field = |out: &mut Vec<u8>, name: &HeaderName, value: &[u8]| {
         out.extend_from_slice(name.as_str().as_bytes());
         out.extend_from_slice(b": ");
@@ -45,7 +43,7 @@ pub(super) fn write_head<'d>(
         out.extend_from_slice(b"\r\n");
     };
     field(out, &EVENT_ID, position.as_bytes());
-    let (channel, body) = match delivery {
+    let channel = match delivery {
         Delivery::Publication(publication) => {
             // A relaying node publishes it again by the same rules.
             if publication.is_reliable {
@@ -54,22 +52,26 @@ pub(super) fn write_head<'d>(
             if publication.id.is_none() {
                 field(out, &DELIVER, b"one");
             }
-            for (name, value) in &publication.content.headers {
-                field(out, name, value.as_bytes());
+            if publication.is_aborted() {
+                field(out, &MISSED, b"1");
+                field(out, &ABORTED, b"true");
+            } else {
+                for (name, value) in &publication.content.headers {
+                    field(out, name, value.as_bytes());
+                }
             }
-            (&publication.channel, &publication.content.body)
+            &publication.channel
         }
         Delivery::Gap { channel, missed, .. } => {
             field(out, &MISSED, super::missed_text(*missed).as_bytes());
-            (channel, &NOTHING)
+            channel
         }
     };
     if names_channel {
         field(out, &CHANNEL, super::path_of(channel).as_bytes());
     }
-    field(out, &CONTENT_LENGTH, body.len().to_string().as_bytes());
+    field(out, &CONTENT_LENGTH, length.to_string().as_bytes());
     out.extend_from_slice(b"\r\n");
-    body
 }
 
 pub(super) fn heartbeat(boundary: &str) -> Bytes {
