@@ -127,6 +127,17 @@ pub fn poll_send_urgent(stream: &TcpStream, byte: u8, cx: &mut Context<'_>) -> P
     }
 }
 
+/// Bytes that the kernel takes before it has sent those before them. A smaller number would cost throughput: the kernel wakes
+/// the writer when half of them are left.
+const MAX_UNSENT_BYTES: u32 = 256 << 10;
+
+/// Bounds the bytes of a connection that the kernel has taken, but not sent. Whatever is urgent within the connection waits
+/// behind them.
+pub fn bound_unsent(stream: &TcpStream) {
+    // Without the option, the connection works, too.
+    let _ = SockRef::from(stream).set_tcp_notsent_lowat(MAX_UNSENT_BYTES);
+}
+
 /// Closes a connection whose peer accepts no data for this long, although it acknowledges probes (TCP_USER_TIMEOUT).
 pub fn bound_unread(stream: &TcpStream, within: Duration) {
     let _ = SockRef::from(stream).set_tcp_user_timeout(Some(within));

@@ -369,6 +369,9 @@ fn begin_tcp(worker: &Rc<Worker>, known: &mut CurrentListener, tcp: TcpStream, s
     }
     count_connection(worker, &guard.connection);
     hermes_net::tcp::set_congestion(&tcp, state.listener.congestion.as_deref());
+    if state.listener.protocol == ListenerProtocol::Http {
+        hermes_net::tcp::bound_unsent(&tcp);
+    }
     worker.spawn(serve(worker.clone(), guard, state.tls.clone(), tcp));
 }
 

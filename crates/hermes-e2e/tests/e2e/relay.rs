@@ -459,3 +459,30 @@ async fn a_node_that_shuts_down_ends_its_subscriptions() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     subscriber.end().await;
 }
+
+#[tokio::test]
+async fn the_kernel_holds_few_unsent_bytes_of_a_subscriber() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    let document = RELAY.replace("queue: 4", "queue: 200").replace("stall: 1s", "stall: 30s");
+    let node = overlay.node("relay").document(&document).start().await.unwrap();
+    let address = node.address("web");
+    let mut lazy = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET /events/a HTTP/1.1\r\nhost: {address}\r\nhermes-subscribe: true\r\n\r\n");
+    lazy.write_all(request.as_bytes()).await.unwrap();
+    node.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+    let content = "x".repeat(100 << 10);
+    for _ in 0..100 {
+        assert_eq!(publish(&node, "/events/a", &content, &[]).await.0, 204);
+    }
+    let port = lazy.local_addr().unwrap().port();
+    let filter = format!("sport = :{} and dport = :{port}", address.port());
+    let unsent = async || -> u64 {
+        let output = Command::new("ss").args(["-Htni", &filter]).output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.split("notsent:").nth(1).and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    };
+    // Some wait when the client's window is full.
+    hermes_testkit::poll::until("bytes wait", async || unsent().await > 0).await;
+    let unsent = unsent().await;
+    assert!(unsent <= 400 << 10, "{unsent} bytes");
+}
