@@ -12,8 +12,11 @@ pub mod ndn;
 #[cfg(feature = "libfuzzer")]
 pub mod overlay;
 pub mod relay;
+#[cfg(feature = "libfuzzer")]
+pub mod relay_client;
 pub mod rina;
 pub mod signature;
+pub mod url_token;
 pub mod wire;
 
 /// A target: its name, which is also its directory in `corpus/`, and its check.
@@ -24,6 +27,9 @@ pub const OF_THE_CONTROLLER: &[&str] = &["overlay_document", "token"];
 
 /// The targets of NDN; the tests of `hermes-ndn` replay their corpus.
 pub const OF_NDN: &[&str] = &["ndn_acks", "ndn_fetch", "ndn_forwarder", "ndn_lp", "ndn_packet"];
+
+/// The targets of a relay's client; the tests of `hermes-relay-client` replay their corpus.
+pub const OF_THE_RELAY_CLIENT: &[&str] = &["relay_frame", "relay_secret"];
 
 /// All other targets.
 pub const TARGETS: &[Target] = &[
@@ -46,5 +52,6 @@ pub const TARGETS: &[Target] = &[
     ("spiffe", model::spiffe),
     ("template", model::template),
     ("traceparent", wire::traceparent),
+    ("url_token", url_token::url_token),
     ("via", model::via),
 ];

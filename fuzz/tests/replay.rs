@@ -8,7 +8,7 @@ use std::fs;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
-use hermes_fuzz::{OF_NDN, OF_THE_CONTROLLER, TARGETS};
+use hermes_fuzz::{OF_NDN, OF_THE_CONTROLLER, OF_THE_RELAY_CLIENT, TARGETS};
 
 /// Maximum size of a corpus, since each `make test` replays it; run.sh minimises it.
 const MAX_FILES: usize = 600;
@@ -47,7 +47,7 @@ fn targets_files_and_corpus_agree() {
         let stem = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
         files(&root().join(directory)).iter().map(stem).collect()
     };
-    let all = TARGETS.iter().map(|(name, _)| name).chain(OF_THE_CONTROLLER).chain(OF_NDN);
+    let all = TARGETS.iter().map(|(name, _)| name).chain(OF_THE_CONTROLLER).chain(OF_NDN).chain(OF_THE_RELAY_CLIENT);
     let targets: BTreeSet<String> = all.map(|name| (*name).to_owned()).collect();
     assert_eq!(targets, names("corpus"));
     assert_eq!(targets, names("fuzz_targets"));

@@ -32,6 +32,7 @@ use self::receive_base::{AllowedChannels, base_of_key, channel_below};
 use self::session::{Failure, Session};
 use crate::{Client, ClientError, ClientOptions, Event, Received, SubscribeOptions, Subscription};
 
+pub use self::frame::rewritten_frame;
 pub use self::receive_base::ReceiveBase;
 
 /// The group of listeners, of which one gets each call.

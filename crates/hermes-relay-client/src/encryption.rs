@@ -56,7 +56,7 @@ impl Secret {
     }
 
     /// Encrypts content, as one record. `None`: the system has no random numbers.
-    pub(crate) fn seal(&self, content: &[u8]) -> Option<Bytes> {
+    pub fn seal(&self, content: &[u8]) -> Option<Bytes> {
         let mut salt = [0; SALT_BYTES];
         aws_lc_rs::rand::fill(&mut salt).ok()?;
         let record = u32::try_from((content.len() + 1 + TAG_BYTES).max(MIN_RECORD_BYTES)).ok()?;
@@ -74,7 +74,7 @@ impl Secret {
     }
 
     /// Decrypts content. `None`: it was not encrypted with this secret, or was changed or cut.
-    pub(crate) fn open(&self, sealed: &[u8]) -> Option<Bytes> {
+    pub fn open(&self, sealed: &[u8]) -> Option<Bytes> {
         let (salt, rest) = sealed.split_at_checked(SALT_BYTES)?;
         let (record, rest) = rest.split_first_chunk::<4>()?;
         let (key_id, rest) = rest.split_first()?;

@@ -6,6 +6,7 @@
 //! others.
 
 use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,13 +15,12 @@ use hermes_relay::{Audience, Content, ContentWriter, NewPublication, NotArrived,
 use hermes_transport::error::Error;
 use http::HeaderMap;
 use http_body::Body;
-use http_body_util::BodyExt as _;
 
 use crate::RelayRequest;
 use crate::publish::{NotPublished, Outlet, Published};
 
 /// Shorter content arrives at once, more or less.
-const MIN_BYTES: u64 = 64 << 10;
+pub(crate) const MIN_BYTES: u64 = 64 << 10;
 
 /// A publication that is in the queues, and whose content arrives.
 pub(crate) struct Arrival<'o> {
@@ -70,9 +70,8 @@ impl Arrival<'_> {
     {
         let Self { outlet, mut writer, receipt, time } = self;
         let read = async {
-            while let Some(frame) = body.frame().await {
-                let Ok(data) = frame?.into_data() else { continue };
-                writer.push(&data).map_err(|error| Error::Malformed(error.to_string()))?;
+            while let Some(data) = next_data(body.as_mut(), &mut writer).await? {
+                writer.push(data).map_err(|error| Error::Malformed(error.to_string()))?;
             }
             match writer.finish() {
                 Err(error @ NotArrived::WrongLength(_)) => Err(Error::Malformed(error.to_string())),
@@ -87,4 +86,29 @@ impl Arrival<'_> {
             Ok(Ok(false)) => Ok(Err(PublishError::NotRoot)),
         }
     }
+}
+
+/// Reads the next bytes of a body. Passes on those before if there are none so far.
+async fn next_data<B>(mut body: Pin<&mut B>, writer: &mut ContentWriter) -> Result<Option<Bytes>, Error>
+where
+    B: Body<Data = Bytes, Error = Error>,
+{
+    std::future::poll_fn(|cx| {
+        loop {
+            match body.as_mut().poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => return Poll::Ready(Ok(Some(data))),
+                    // Trailers.
+                    Err(_) => continue,
+                },
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(error)),
+                Poll::Ready(None) => return Poll::Ready(Ok(None)),
+                Poll::Pending => {
+                    writer.flush();
+                    return Poll::Pending;
+                }
+            }
+        }
+    })
+    .await
 }

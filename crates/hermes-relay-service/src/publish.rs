@@ -14,7 +14,8 @@ use hermes_model::facts::Facts;
 use hermes_model::snapshot::{RelayMode, RootChoice};
 use hermes_relay::fields::{COPIES, DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, MOVE, RELAY, SUBSCRIBERS};
 use hermes_relay::{
-    Audience, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved,
+    Audience, Content, ContentWriter, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay,
+    Reserved,
 };
 use hermes_signature::{Right, SIGNATURE, SIGNATURE_INPUT};
 use hermes_transport::body::{Body, RequestBody};
@@ -42,8 +43,6 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 /// The attempts to find the root of a channel whose root moves, and the pause between two of them.
 const MAX_ATTEMPTS: usize = 20;
 const FEED_PAUSE: Duration = Duration::from_millis(100);
-/// The memory that a publication gets before it has arrived.
-const MAX_ANNOUNCED_BYTES: usize = 1 << 20;
 /// Bytes of these fields. Readers of parts accept 16 KiB (`hermes_relay::framing::multipart`).
 const MAX_FIELD_BYTES: usize = 8 << 10;
 
@@ -98,12 +97,12 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         Err(Unread::Refused(error)) => return Ok(refused(&error)),
     };
     if let Some(signed) = signed {
-        certified::take_content(request, signed, &body)?;
+        certified::take_content(request, signed, &body.whole())?;
     }
     if let Some(refused) = moves::serve_client(request).await? {
         return Ok(refused);
     }
-    let content = NewPublication { headers, body: body.into() };
+    let content = NewPublication { headers, body };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
     let published = outlet.publish(without_page((**facts).clone()), content).await;
@@ -426,7 +425,7 @@ async fn read<B>(
     relay: &Relay,
     reserved: &mut Reserved,
     mut body: Pin<&mut B>,
-) -> Result<Result<Bytes, Unread>, Error>
+) -> Result<Result<Content, Unread>, Error>
 where
     B: http_body::Body<Data = Bytes, Error = Error>,
 {
@@ -434,26 +433,33 @@ where
     if body.size_hint().lower() > most as u64 {
         return Ok(Err(Unread::TooLong));
     }
-    // A publication outlives its connection, so it must not keep a read buffer of the connection. The memory that is announced,
-    // but never written, costs nothing.
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let mut whole = BytesMut::with_capacity(announced.min(MAX_ANNOUNCED_BYTES));
+    // A publication outlives its connection, so it must not keep a read buffer of the connection that is hardly used.
+    let announced = body.size_hint().exact().filter(|length| *length >= cut_through::MIN_BYTES);
+    let mut parts = announced.and_then(|length| usize::try_from(length).ok()).map(ContentWriter::new);
+    let content = parts.as_ref().map(|parts| Content::Arriving(parts.content()));
+    let mut whole = BytesMut::new();
+    let mut length = 0;
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
-        if whole.len() + data.len() > most {
+        length += data.len();
+        if length > most {
             return Ok(Err(Unread::TooLong));
         }
         if let Err(error) = relay.reserve_more(reserved, data.len() as u64) {
             request.worker.shared.metrics.limit("relay-memory");
             return Ok(Err(Unread::Refused(error)));
         }
-        whole.extend_from_slice(&data);
+        match &mut parts {
+            Some(parts) => parts.push(data).map_err(|error| Error::Malformed(error.to_string()))?,
+            None => whole.extend_from_slice(&data),
+        }
     }
-    if whole.len() == whole.capacity() {
-        return Ok(Ok(whole.freeze()));
+    match parts {
+        Some(parts) => parts.finish().map_err(|error| Error::Malformed(error.to_string()))?,
+        // Without spare capacity.
+        None => return Ok(Ok(Bytes::from(whole.freeze().to_vec().into_boxed_slice()).into())),
     }
-    // Without spare capacity.
-    Ok(Ok(Bytes::from(whole.freeze().to_vec().into_boxed_slice())))
+    Ok(Ok(content.unwrap_or_default()))
 }
 
 fn content_fields(headers: &HeaderMap) -> HeaderMap {

@@ -469,8 +469,8 @@ struct SubscriptionBody {
 /// The content of a publication whose head has been sent.
 struct Rest {
     content: Content,
-    /// The parts of the content that have been sent.
-    parts: usize,
+    /// The frames of the content that have been sent.
+    frames: usize,
     /// The bytes after the content.
     tail: Bytes,
 }
@@ -479,11 +479,13 @@ impl Rest {
     /// Returns the next bytes. `None`: those were all.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
         let next = match &self.content {
-            Content::Whole(bytes) if self.parts == 0 => NextPart::Bytes(bytes.clone()),
-            Content::Whole(_) => NextPart::End,
-            Content::Arriving(content) => ready!(content.poll_part(self.parts, cx)),
+            Content::Whole(bytes) => match bytes.len().min(self.frames * FRAME_BYTES) {
+                end if end == bytes.len() => NextPart::End,
+                from => NextPart::Bytes(bytes.slice(from..bytes.len().min(from + FRAME_BYTES))),
+            },
+            Content::Arriving(content) => ready!(content.poll_part(self.frames, cx)),
         };
-        self.parts += 1;
+        self.frames += 1;
         Poll::Ready(match next {
             NextPart::Bytes(bytes) => Some(Ok(bytes)),
             NextPart::End => Some(std::mem::take(&mut self.tail)).filter(|tail| !tail.is_empty()).map(Ok),
@@ -532,7 +534,7 @@ impl BoxedBody for SubscriptionBody {
                     let position = self.deliveries.position();
                     let rest =
                         self.framing.write_around(&mut out, &delivery, &position, names_channel, MIN_OWN_FRAME_BYTES);
-                    self.rest = rest.map(|(content, tail)| Rest { content, parts: 0, tail });
+                    self.rest = rest.map(|(content, tail)| Rest { content, frames: 0, tail });
                     if self.rest.is_some() || out.len() >= FRAME_BYTES {
                         return Poll::Ready(Some(Ok(Frame::data(out.into()))));
                     }

@@ -9,8 +9,12 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
 
-/// A part has at least this many bytes, but for the last one. So their number is bounded.
+/// A part has at least this many bytes, but for the last one and those before own ones. So their number is bounded.
 const MIN_PART_BYTES: usize = 16 << 10;
+/// Bytes that wait for more, so that readers are not woken for each part.
+const WAITING_BYTES: usize = 128 << 10;
+/// Bytes that were received at once become a part of their own, without a copy. Buffers of connections are a third longer at most.
+const MIN_OWN_BYTES: usize = 48 << 10;
 
 /// The content of a publication that arrives, or has arrived.
 #[derive(Debug)]
@@ -129,8 +133,12 @@ impl State {
 #[derive(Debug)]
 pub struct ContentWriter {
     content: Arc<Arriving>,
-    /// Bytes that are not yet a part. It has room for all bytes from the beginning, so that they are copied once.
+    /// Parts that readers do not have yet.
+    waiting: Vec<Bytes>,
+    /// Bytes that are no part yet.
     next: BytesMut,
+    /// The bytes of both.
+    held: usize,
     arrived: usize,
 }
 
@@ -149,7 +157,7 @@ impl ContentWriter {
     /// Content of `length` bytes, of which none has arrived.
     pub fn new(length: usize) -> Self {
         let content = Arc::new(Arriving { length, state: Mutex::default() });
-        Self { content, next: BytesMut::with_capacity(length), arrived: 0 }
+        Self { content, waiting: Vec::new(), next: BytesMut::new(), held: 0, arrived: 0 }
     }
 
     /// What the readers read.
@@ -157,20 +165,38 @@ impl ContentWriter {
         self.content.clone()
     }
 
-    /// Adds bytes.
+    /// Adds bytes. Readers get them with later ones, or after [`Self::flush`].
     ///
     /// # Errors
     /// There are more than were announced.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<(), NotArrived> {
+    pub fn push(&mut self, bytes: Bytes) -> Result<(), NotArrived> {
         self.arrived += bytes.len();
+        self.held += bytes.len();
         if self.arrived > self.content.length {
             return Err(NotArrived::WrongLength(self.content.length));
         }
-        self.next.extend_from_slice(bytes);
-        if self.next.len() >= MIN_PART_BYTES {
+        if bytes.len() >= MIN_OWN_BYTES {
+            self.end_part();
+            self.waiting.push(bytes);
+        } else {
+            // A copy: it must not keep a buffer of the connection that is hardly used.
+            if self.next.is_empty() {
+                let rest = self.content.length - (self.arrived - bytes.len());
+                self.next.reserve(WAITING_BYTES.min(rest));
+            }
+            self.next.extend_from_slice(&bytes);
+        }
+        if self.held >= WAITING_BYTES {
             self.pass_on();
         }
         Ok(())
+    }
+
+    /// Passes on what has arrived, if it is enough for a part: more may take a while.
+    pub fn flush(&mut self) {
+        if self.held >= MIN_PART_BYTES {
+            self.pass_on();
+        }
     }
 
     /// All bytes have arrived.
@@ -187,15 +213,22 @@ impl ContentWriter {
         if is_whole { Ok(()) } else { Err(NotArrived::Aborted) }
     }
 
-    fn pass_on(&mut self) {
+    fn end_part(&mut self) {
         let part = self.next.split().freeze();
         if !part.is_empty() {
-            self.content.change(|state| {
-                if state.end.is_none() {
-                    state.parts.push(part);
-                }
-            });
+            self.waiting.push(part);
         }
+    }
+
+    fn pass_on(&mut self) {
+        self.end_part();
+        self.held = 0;
+        let waiting = std::mem::take(&mut self.waiting);
+        self.content.change(|state| {
+            if state.end.is_none() {
+                state.parts.extend(waiting);
+            }
+        });
     }
 }
 
@@ -218,24 +251,32 @@ mod tests {
 
     #[test]
     fn readers_get_the_bytes_as_they_arrive() {
-        let mut writer = ContentWriter::new(MIN_PART_BYTES + 3);
+        let bytes = |byte, count| Bytes::from(vec![byte; count]);
+        let mut writer = ContentWriter::new(WAITING_BYTES + MIN_PART_BYTES + 13);
         let content = writer.content();
-        writer.push(&[1; 10]).unwrap();
+        writer.push(bytes(1, 10)).unwrap();
+        writer.flush();
         assert_eq!(part(&content, 0), None);
-        writer.push(&[1; MIN_PART_BYTES - 10]).unwrap();
-        assert_eq!(part(&content, 0), Some(NextPart::Bytes(vec![1; MIN_PART_BYTES].into())));
-        writer.push(&[2; 3]).unwrap();
-        assert_eq!((part(&content, 1), content.whole().len()), (None, 0));
+        writer.push(bytes(1, MIN_PART_BYTES)).unwrap();
+        assert_eq!(part(&content, 0), None);
+        writer.flush();
+        assert_eq!(part(&content, 0), Some(NextPart::Bytes(bytes(1, MIN_PART_BYTES + 10))));
+        let own = bytes(2, WAITING_BYTES);
+        writer.push(own.clone()).unwrap();
+        let Some(NextPart::Bytes(second)) = part(&content, 1) else { panic!("no part") };
+        assert_eq!((second.as_ptr(), second.len()), (own.as_ptr(), own.len()), "not a copy");
+        writer.push(bytes(3, 3)).unwrap();
+        assert_eq!((part(&content, 2), content.whole().len()), (None, 0));
         writer.finish().unwrap();
-        assert_eq!(part(&content, 1), Some(NextPart::Bytes(vec![2; 3].into())));
-        assert_eq!(part(&content, 2), Some(NextPart::End));
-        assert_eq!(content.whole().len(), MIN_PART_BYTES + 3);
+        assert_eq!(part(&content, 2), Some(NextPart::Bytes(bytes(3, 3))));
+        assert_eq!(part(&content, 3), Some(NextPart::End));
+        assert_eq!(content.whole().len(), WAITING_BYTES + MIN_PART_BYTES + 13);
     }
 
     #[test]
     fn a_wrong_length_or_an_early_end_aborts_the_content() {
         let mut writer = ContentWriter::new(2);
-        assert_eq!(writer.push(&[0; 3]), Err(NotArrived::WrongLength(2)));
+        assert_eq!(writer.push(Bytes::from_static(&[0; 3])), Err(NotArrived::WrongLength(2)));
         let short = ContentWriter::new(2);
         let content = short.content();
         assert_eq!(short.finish(), Err(NotArrived::WrongLength(2)));

@@ -99,8 +99,7 @@ impl Framing {
     ) -> Option<(Content, Bytes)> {
         if let (Self::Multipart { boundary }, Delivery::Publication(publication)) = (self, delivery) {
             let content = &publication.content.body;
-            let is_long = matches!(content, Content::Whole(bytes) if bytes.len() >= min_bytes);
-            if is_long || content.is_arriving() {
+            if content.is_arriving() || content.len() >= min_bytes && !publication.is_aborted() {
                 multipart::write_head(out, delivery, position, names_channel, content.len());
                 return Some((content.clone(), multipart::tail(boundary)));
             }

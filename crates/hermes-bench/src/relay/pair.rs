@@ -52,6 +52,9 @@ pub(crate) struct PairOptions {
     /// Bytes of a large publication.
     #[arg(long, default_value_t = 1 << 20)]
     unit: usize,
+    /// Rate of both links for a second transfer of each round, as `tc` writes it. The paper's links have 10 Gbit/s.
+    #[arg(long, default_value = "10gbit")]
+    link: String,
     /// Rounds of each contender.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
@@ -64,6 +67,8 @@ struct Figures {
     round_trip_ms: Vec<f64>,
     /// Gigabits a second of content.
     gbit_s: Vec<f64>,
+    /// The same over links of a limited rate.
+    limited_gbit_s: Vec<f64>,
     /// CPU seconds of the server for each gigabyte.
     cpu_s_a_gb: Vec<f64>,
 }
@@ -71,7 +76,10 @@ struct Figures {
 /// The namespaces, and the servers on the host.
 struct Testbed {
     alice: Namespace,
+    host: Namespace,
     bob: Namespace,
+    /// The device of Alice, and that of the host towards Bob.
+    devices: [String; 2],
     hermes: Running,
     bare: Running,
     forwarder: Running,
@@ -80,14 +88,16 @@ struct Testbed {
 impl Testbed {
     fn new(options: &PairOptions, dir: &Path) -> Result<Self> {
         let [alice, host, bob] = [Namespace::new()?, Namespace::new()?, Namespace::new()?];
-        alice.join(ALICE, &host, HOST_BY_ALICE)?;
-        host.join(HOST_BY_BOB, &bob, BOB)?;
+        let [by_alice, _] = alice.join(ALICE, &host, HOST_BY_ALICE)?;
+        let [by_host, _] = host.join(HOST_BY_BOB, &bob, BOB)?;
         alice.ip(&["route", "add", "default", "via", &HOST_BY_ALICE.to_string()])?;
         bob.ip(&["route", "add", "default", "via", &HOST_BY_BOB.to_string()])?;
         host.sysctl("net/ipv4/ip_forward", "1")?;
         let document = format!(
             "node: relay\naccess-log: off\nlisteners:\n- {{name: web, bind: '0.0.0.0:{HERMES_PORT}', protocol: http}}\n\
-             routes:\n- {{name: all, match: {{path: '/*'}}, relay: {{mode: reliable, unit: 64MiB}}}}\n"
+             routes:\n\
+             - {{name: cut, match: {{path: '/cut/*'}}, relay: {{mode: reliable, unit: 64MiB, cut-through: true}}}}\n\
+             - {{name: all, match: {{path: '/*'}}, relay: {{mode: reliable, unit: 64MiB}}}}\n"
         );
         let file = dir.join("relay.yaml");
         std::fs::write(&file, document)?;
@@ -105,7 +115,22 @@ impl Testbed {
         };
         let hermes = start(hermes, HERMES_PORT)?;
         let (bare, forwarder) = (start(relay, BARE_PORT)?, start(forwarder, FORWARDER_PORT)?);
-        Ok(Self { hermes, bare, forwarder, alice, bob })
+        Ok(Self { hermes, bare, forwarder, alice, host, bob, devices: [by_alice, by_host] })
+    }
+
+    /// Limits the rate of both links in the direction of the transfers. `None`: no longer.
+    fn limit(&self, rate: Option<&str>) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        for (namespace, device) in [&self.alice, &self.host].into_iter().zip(&self.devices) {
+            let words = match rate {
+                Some(rate) => {
+                    vec!["add", "dev", device, "root", "tbf", "rate", rate, "burst", "1mb", "latency", "5ms"]
+                }
+                None => vec!["del", "dev", device, "root"],
+            };
+            runtime.block_on(namespace.output(&[&["tc", "qdisc"], &words[..]].concat()))?;
+        }
+        Ok(())
     }
 }
 
@@ -241,7 +266,7 @@ fn ping(testbed: &Testbed, options: &PairOptions) -> Result<f64> {
 }
 
 /// Seconds for all large publications from Alice to Bob.
-fn transfer(testbed: &Testbed, options: &PairOptions, port: u16) -> Result<f64> {
+fn transfer(testbed: &Testbed, options: &PairOptions, port: u16, path: &'static str) -> Result<f64> {
     let (unit, count) = (options.unit, options.total / options.unit);
     let (ready, is_ready) = std::sync::mpsc::channel();
     let bob = testbed.bob.spawn_thread(move || -> Result<_> {
@@ -250,7 +275,7 @@ fn transfer(testbed: &Testbed, options: &PairOptions, port: u16) -> Result<f64> 
             ready.send(())?;
             listener.accept()?.0
         } else {
-            let stream = subscribe((HOST_BY_BOB, port).into(), "/large")?;
+            let stream = subscribe((HOST_BY_BOB, port).into(), path)?;
             ready.send(())?;
             stream
         };
@@ -281,7 +306,7 @@ fn transfer(testbed: &Testbed, options: &PairOptions, port: u16) -> Result<f64> 
             let mut buffer = Vec::new();
             (0..count).try_for_each(|_| await_bytes(&mut responses, &mut buffer, b"HTTP/1.1 204"))
         });
-        let request = publication("/large", &vec![b'x'; unit]);
+        let request = publication(path, &vec![b'x'; unit]);
         for _ in 0..count {
             stream.write_all(&request)?;
         }
@@ -301,31 +326,42 @@ pub(crate) fn run(options: &PairOptions) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let testbed = Testbed::new(options, dir.path())?;
     let mut all: BTreeMap<&str, Figures> = BTreeMap::new();
-    let relays = [("hermes", HERMES_PORT, &testbed.hermes), ("bare relay", BARE_PORT, &testbed.bare)];
+    let relays = [("hermes", HERMES_PORT), ("bare relay", BARE_PORT)];
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);
-        for (name, port, _) in relays {
+        for (name, port) in relays {
             let median = round_trips(&testbed, options, port).context(name)?;
             all.entry(name).or_default().round_trip_ms.push(median);
         }
         all.entry("ping").or_default().round_trip_ms.push(ping(&testbed, options)?);
-        for (name, port, server) in relays.into_iter().chain([("forwarder", FORWARDER_PORT, &testbed.forwarder)]) {
+        for (name, port, server, path) in [
+            ("hermes", HERMES_PORT, &testbed.hermes, "/large"),
+            ("hermes, cut-through", HERMES_PORT, &testbed.hermes, "/cut/large"),
+            ("bare relay", BARE_PORT, &testbed.bare, "/large"),
+            ("forwarder", FORWARDER_PORT, &testbed.forwarder, ""),
+        ] {
             let cpu = cpu_of(server.pid())?;
-            let seconds = transfer(&testbed, options, port).context(name)?;
+            let seconds = transfer(&testbed, options, port, path).context(name)?;
             let figures = all.entry(name).or_default();
             figures.gbit_s.push(options.total as f64 * 8e-9 / seconds);
             figures.cpu_s_a_gb.push((cpu_of(server.pid())? - cpu) / (options.total as f64 * 1e-9));
+            testbed.limit(Some(&options.link))?;
+            let seconds = transfer(&testbed, options, port, path).context(name)?;
+            testbed.limit(None)?;
+            figures.limited_gbit_s.push(options.total as f64 * 8e-9 / seconds);
         }
     }
-    println!("contender   round trip ms  Gbit/s  CPU s/GB, medians of {}", options.rounds);
+    let PairOptions { link, rounds, .. } = options;
+    println!("contender            round trip ms  Gbit/s  CPU s/GB  Gbit/s over {link}, medians of {rounds}");
     for (name, figures) in &all {
         let median = |values: &[f64]| mean_and_median(values).1;
         let (trip, rate, cpu) = (median(&figures.round_trip_ms), median(&figures.gbit_s), median(&figures.cpu_s_a_gb));
-        println!("{name:11} {trip:13.3} {rate:7.2} {cpu:9.2}");
+        let limited = median(&figures.limited_gbit_s);
+        println!("{name:20} {trip:13.3} {rate:7.2} {cpu:9.2} {limited:11.2}");
     }
     let PairOptions { trips, bytes, total, unit, .. } = options;
     let report = serde_json::json!({
-        "trips": trips, "bytes": bytes, "total": total, "unit": unit, "contenders": all,
+        "trips": trips, "bytes": bytes, "total": total, "unit": unit, "link": link, "contenders": all,
     });
     let file = options.out.join("relay-pair.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n").context(file.display().to_string())

@@ -128,6 +128,12 @@ impl Frame {
     }
 }
 
+/// Reads the content of a publication as a frame of a connection, and returns what the same frame is when it is written.
+/// `None`: it is no frame.
+pub fn rewritten_frame(content: &Bytes) -> Option<Bytes> {
+    Frame::decode(content).map(|frame| frame.encode())
+}
+
 fn memchr(byte: u8, text: &[u8]) -> Option<usize> {
     text.iter().position(|other| *other == byte)
 }
