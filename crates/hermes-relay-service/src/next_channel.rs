@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind, PathAndQuery, Trust};
-use hermes_model::trust::{CONFIRMED, LOCATE, PEER, ROOT_BEFORE, STAND_BY, SUBSCRIBERS_BEHIND};
+use hermes_model::trust::{CONFIRMED, HERMES_USER, LOCATE, PEER, ROOT_BEFORE, STAND_BY, SUBSCRIBERS_BEHIND};
 use hermes_relay::fields::{
     ABORTED, DELIVER, EPOCHS, EVENT_ID, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, MISSED, MOVE, RELAY, ROOT, SUBSCRIBE,
     SUBSCRIPTION, TIMEOUT,
@@ -67,14 +67,22 @@ pub(crate) struct Standing {
 }
 
 impl ChannelRequests {
-    /// The channel at this path, for a client. Requests have the `Via` of the client, so that nodes that are each other's next
+    /// The channel at this path, for a client. The node asks as `user`, or as itself, and never as the client. Requests have the `Via` of the client, so that nodes that are each other's next
     /// relay notice the loop. Among peers, they have the name of this node (`peer`) instead.
-    pub(crate) fn new(next: Rc<dyn NextRelay>, of: &Facts, path: &PathAndQuery, peer: Option<Arc<str>>) -> Self {
+    pub(crate) fn new(
+        next: Rc<dyn NextRelay>,
+        of: &Facts,
+        path: &PathAndQuery,
+        user: Option<Arc<str>>,
+        peer: Option<Arc<str>>,
+    ) -> Self {
         let mut headers = HeaderMap::new();
         for via in of.headers.get_all(VIA).iter().filter(|_| peer.is_none()) {
             headers.append(VIA, via.clone());
         }
         headers.extend(peer.and_then(|peer| Some((PEER, HeaderValue::from_str(&peer).ok()?))));
+        // As `settle` of `hermes_model::trust` has it for a client.
+        headers.extend(user.as_ref().and_then(|user| Some((HERMES_USER, HeaderValue::from_str(user).ok()?))));
         // The query may have the position or the timeout of the client.
         let path = PathAndQuery::try_from(path.path()).unwrap_or_else(|_| path.clone());
         let facts = Facts {
@@ -83,7 +91,7 @@ impl ChannelRequests {
             // The node itself.
             source: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             trust: Trust::Anonymous,
-            user: None,
+            user,
             method: Method::GET,
             authority: of.authority.clone(),
             path,

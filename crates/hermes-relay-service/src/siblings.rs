@@ -31,6 +31,8 @@ pub(crate) struct Siblings {
     pub(crate) of_route: Arc<RouteRelay>,
     pub(crate) next: Rc<dyn NextRelay>,
     pub(crate) clock: RelayClock,
+    /// The user of the node's own requests.
+    user: Option<Arc<str>>,
     /// Larger publications of other relays count as missed.
     pub(crate) max_bytes: usize,
 }
@@ -43,6 +45,7 @@ impl Siblings {
             of_route: request.relays.of(&request.route.name, request.settings),
             next: request.next.clone(),
             clock: request.relays.clock(),
+            user: request.settings.user.clone(),
             max_bytes: usize::try_from(request.settings.unit).unwrap_or(usize::MAX),
         }
     }
@@ -174,6 +177,7 @@ impl Siblings {
     /// The requests to other relays that a client causes.
     pub(crate) fn requests(&self, of: &Facts, path: &PathAndQuery) -> ChannelRequests {
         // Peers ask each other in both directions; their order excludes loops.
-        ChannelRequests::new(self.next.clone(), of, path, self.are_peers().then(|| self.node()))
+        let peer = self.are_peers().then(|| self.node());
+        ChannelRequests::new(self.next.clone(), of, path, self.user.clone(), peer)
     }
 }

@@ -20,6 +20,8 @@ use crate::document::{
 /// The maximum size of a provider's document, in bytes. Compiled documents of shared nodes contain parts of the
 /// documents of several providers.
 const MAX_PROVIDER_DOCUMENT: usize = 256 << 10;
+/// The memory of a `relay` that does not set it.
+const DEFAULT_RELAY_MEMORY: ByteSize = ByteSize(256 << 20);
 /// The memory and the disk space of a `cache` or `custody` that does not set them.
 const DEFAULT_MEMORY: ByteSize = ByteSize(64 << 20);
 const DEFAULT_DISK: ByteSize = ByteSize(1 << 30);
@@ -117,9 +119,12 @@ impl Catalog {
     /// Limits the total memory and disk that the services of a provider configure, so that a node shared by several
     /// providers can serve all.
     fn check_room(&self, provider: &Name, quota: &Quota, faults: &mut Vec<Fault>) {
-        type Asked = fn(&Service) -> [Option<Option<ByteSize>>; 2];
-        let memory: Asked = |service| [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory)];
-        let disk: Asked = |service| [service.cache.map(|one| one.disk), service.custody.map(|one| one.disk)];
+        type Asked = fn(&Service) -> [Option<Option<ByteSize>>; 3];
+        let memory: Asked = |service| {
+            let of_relay = service.relay.as_ref().map(|relay| relay.memory.or(Some(DEFAULT_RELAY_MEMORY)));
+            [service.cache.map(|one| one.memory), service.custody.map(|one| one.memory), of_relay]
+        };
+        let disk: Asked = |service| [service.cache.map(|one| one.disk), service.custody.map(|one| one.disk), None];
         for (most, key, default, asked) in
             [(quota.memory, "memory", DEFAULT_MEMORY, memory), (quota.disk, "disk", DEFAULT_DISK, disk)]
         {
@@ -130,7 +135,7 @@ impl Catalog {
                 sum = sizes.fold(sum, u64::saturating_add);
                 if sum > most.0 {
                     let message = format!(
-                        "quota exceeded: caches and custody of {provider} need more than {most} of {key}; reduce \
+                        "quota exceeded: caches, custody and relays of {provider} need more than {most} of {key}; reduce \
                          them, or ask the operator for a larger quota (providers.{provider}.quota.{key})"
                     );
                     faults.push(Fault::of(&resource.key, "", message));
@@ -350,9 +355,16 @@ impl<'a> Check<'a, '_> {
     fn service(&mut self, service: &Service) {
         let speaks = |replica: &Replica| (replica.http.is_some(), replica.tcp.is_some(), replica.udp.is_some());
         let mut seen = BTreeSet::new();
+        let is_relay = service.relay.is_some();
+        if is_relay {
+            self.relay(service);
+        }
         for (at, replica) in service.at.iter().enumerate() {
             self.serving(&format!("at[{at}].node"), &replica.node);
-            if speaks(replica) == (false, false, false) {
+            if is_relay && speaks(replica) != (false, false, false) {
+                self.fault(format!("at[{at}]"), "a relay has no origin; keep node alone, or remove relay");
+            }
+            if !is_relay && speaks(replica) == (false, false, false) {
                 self.fault(format!("at[{at}]"), "origin missing; add http, tcp or udp, with HOST:PORT");
             }
             if service.at.0.first().is_some_and(|first| speaks(first) != speaks(replica)) {
@@ -367,6 +379,28 @@ impl<'a> Check<'a, '_> {
         }
         self.audience(&service.audience);
         self.ambiguous(service);
+    }
+
+    /// The tree of a relay has one root, and follows the paths of the service.
+    fn relay(&mut self, service: &Service) {
+        let Some(relay) = &service.relay else { return };
+        if service.at.0.len() > 1 {
+            self.fault("at", "a relay has one root; keep one node, or write node documents with relay.peers");
+        }
+        if relay.upstream.is_some() || relay.user.is_some() || !relay.peers.is_empty() {
+            self.fault("relay", "the nodes of the tree follow from the links; remove upstream, user and peers");
+        }
+        let others = [
+            ("retry", service.retry.is_some()),
+            ("custody", service.custody.is_some()),
+            ("cache", service.cache.is_some()),
+            ("upstream-rate-limit", service.upstream_rate_limit.is_some()),
+            ("resume", service.resume.is_some()),
+            ("rewrite", service.rewrite.is_some()),
+        ];
+        for (key, _) in others.into_iter().filter(|(_, is_set)| *is_set) {
+            self.fault(key, "a relay answers requests itself; remove this, or make it a service of its own");
+        }
     }
 
     /// Reports ambiguous services. The narrower audience takes precedence; two audiences of the same size with a user

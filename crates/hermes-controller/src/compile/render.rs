@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hermes_model::document::keyword::Protocol;
 use hermes_model::document::listener::{Capture, Listener, ListenerTls};
+use hermes_model::document::relay::Relay;
 use hermes_model::document::route::{Match, Route, Terminate};
 use hermes_model::document::scalar::{DeviceName, OneOrMany, Prefix};
 use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
@@ -146,10 +147,17 @@ fn routes(plan: &Plan, name: &Name, upstreams: &mut Upstreams<'_>) -> Vec<Route>
     let mut routes: Vec<_> = hops(plan, name)
         .filter_map(|(key, hop)| {
             let offer = plan.catalog.offer(key)?;
-            let onward = (!hop.next.is_empty()).then(|| upstreams.of(&hop.next, &hop.alternates));
+            let onward = (!hop.next.is_empty()).then(|| match offer {
+                ServiceOrNetwork::Service(Service { relay: Some(_), .. }) => upstreams.of_relay(hop),
+                _ => upstreams.of(&hop.next, &hop.alternates),
+            });
             let (general, route) = match offer {
                 ServiceOrNetwork::Service(service) => {
-                    (generality(service, key), route((name, hop), (key, service), onward))
+                    let route = match &service.relay {
+                        Some(relay) => route_of_relay(plan, (name, hop), (key, service, relay), onward),
+                        None => route((name, hop), (key, service), onward),
+                    };
+                    (generality(service, key), route)
                 }
                 ServiceOrNetwork::Network(network) => {
                     (breadth(network), route_of_packets((name, hop), (key, network), onward))
@@ -238,6 +246,42 @@ fn route_of_packets((node, hop): (&Name, &Hop), (key, network): (&Key, &Network)
     }
 }
 
+/// The user as which a node subscribes at other relays. No user of an overlay has such a name, and no device may claim it.
+fn relay_user(node: &Name) -> String {
+    format!("relay:{node}")
+}
+
+fn route_of_relay(
+    plan: &Plan,
+    (name, hop): (&Name, &Hop),
+    (key, service, relay): (&Key, &Service, &Relay),
+    upstream: Option<String>,
+) -> Route {
+    let matching = Match {
+        kind: OneOrMany(vec![Kind::Http]),
+        authority: OneOrMany(service.authorities(&key.name)),
+        path: service.path.clone(),
+        method: service.method.clone(),
+        user: users(key, hop),
+        ..Match::default()
+    };
+    let common =
+        Route { matching, timeout: service.timeout, on_change: service.on_change, ..Route::new(&super::route_of(key)) };
+    let is_relay = |name: &Name| plan.catalog.node(name).is_some_and(|node| node.role == Role::Standalone);
+    // A device carries the requests of its users, so that the next node decides about each of them.
+    if upstream.is_some() && !is_relay(name) {
+        return Route { upstream, ..common };
+    }
+    let user = upstream.is_some().then(|| relay_user(name));
+    let mut route = Route { relay: Some(Relay { upstream, user, ..relay.clone() }), ..common };
+    if hop.users.is_some() {
+        let senders = plan.into.get(name).into_iter().flat_map(|senders| senders.iter());
+        let relays = senders.filter(|(sender, services)| services.contains(key) && is_relay(sender));
+        route.matching.user.0.extend(relays.map(|(sender, _)| UserPattern::Is(relay_user(sender).into())));
+    }
+    route
+}
+
 fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream: Option<String>) -> Route {
     let replica = service.at.iter().find(|replica| replica.node == *node).filter(|_| upstream.is_none());
     let kinds = service.at.0.first().map(|first| {
@@ -323,6 +367,14 @@ impl<'a> Upstreams<'a> {
             self.all.insert(name.clone(), upstream);
         }
         name
+    }
+
+    /// Returns the name of the upstream towards the root of a relay. All that passes a node towards the root must take one way,
+    /// or the tree would have several branches with the same publications.
+    fn of_relay(&mut self, hop: &Hop) -> String {
+        let first = hop.next.first().cloned();
+        let others: Vec<Name> = hop.next.iter().skip(1).chain(&hop.alternates).cloned().collect();
+        self.of(&first.into_iter().collect(), &others)
     }
 
     fn upstream(&self, name: &str, next: &BTreeSet<Name>, alternates: &[Name]) -> Upstream {

@@ -464,3 +464,37 @@ fn names_need_a_device_and_addresses_of_their_own() {
     assert!(both("").contains("is used for names of another user of this node"), "{}", both(""));
     assert_eq!(both(", addresses: 198.18.0.0/16"), "");
 }
+
+/// Each next hop but one is a backup, since a tree has one branch for each node.
+#[test]
+fn the_nodes_on_the_paths_of_a_relay_are_a_tree() {
+    let chat = "{kind: Service, name: CHAT, at: {node: server}, relay: {mode: reliable}, for: {groups: viewers}}";
+    let documents = compiled(&format!("{VIDEO}---\n{chat}\n"));
+    let relay = |node: &str| {
+        let all: Vec<&Route> = documents[node].routes.iter().filter(|route| route.relay.is_some()).collect();
+        let [route] = all[..] else { panic!("{node}: {all:#?}") };
+        assert!(route.upstream.is_none() && route.terminate.is_none());
+        let next = route.relay.clone().unwrap().upstream?;
+        let mut upstreams = documents[node].upstreams.iter();
+        let Upstream { endpoints, backup, .. } = upstreams.find(|upstream| upstream.name == next).unwrap();
+        Some((endpoints.0.len(), backup.0.len()))
+    };
+    assert_eq!(relay("server"), None, "the root");
+    assert_eq!(relay("dist-1"), Some((1, 0)));
+    assert_eq!(relay("ingress"), Some((1, 1)));
+    // A device has several users, of whom the ingress knows who may.
+    assert!(documents["alice-laptop"].routes.iter().all(|route| route.relay.is_none()));
+    let users = |node: &str| {
+        let mut routes = documents[node].routes.iter();
+        let route = routes.find(|route| route.relay.is_some()).unwrap();
+        route.matching.user.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(users("ingress"), ["alice", "bob"]);
+    assert_eq!(users("dist-2"), ["alice", "bob", "relay:ingress"]);
+    assert_eq!(users("server"), ["alice", "bob", "relay:dist-1", "relay:dist-2"]);
+    let told = |document: &str| faults(&format!("{VIDEO}---\n{document}\n")).join("\n");
+    let two = told("{kind: Service, name: S, at: [{node: server}, {node: dist-1}], relay: {}, for: everyone}");
+    assert!(two.contains("a relay has one root"), "{two}");
+    let origin = told("{kind: Service, name: S, at: {node: server, http: \"127.0.0.1:1\"}, relay: {}, for: everyone}");
+    assert!(origin.contains("a relay has no origin"), "{origin}");
+}

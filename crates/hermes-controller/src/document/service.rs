@@ -5,6 +5,7 @@ use std::fmt;
 
 use hermes_model::dial_scope::DialScope;
 use hermes_model::document::policy::{Cache, Custody, Resume, Retry, Rewrite, Timeout, UpstreamRateLimit};
+use hermes_model::document::relay::Relay;
 use hermes_model::document::route::MethodName;
 use hermes_model::document::scalar::OneOrMany;
 use hermes_model::pattern::{AuthorityPattern, PathPattern, PortPattern};
@@ -31,6 +32,9 @@ pub struct Service {
     pub method: OneOrMany<MethodName>,
     /// The replicas.
     pub at: OneOrMany<Replica>,
+    /// The relay, if the URIs of the service are channels. The nodes on its paths form the tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relay: Option<Relay>,
     /// The users who may use the service.
     #[serde(rename = "for")]
     pub audience: Audience,
@@ -101,7 +105,7 @@ impl Service {
                 .at
                 .0
                 .first()
-                .map(|one| [one.http.is_some(), one.tcp.is_some(), one.udp.is_some()])
+                .map(|one| [service.relay.is_some() || one.http.is_some(), one.tcp.is_some(), one.udp.is_some()])
                 .unwrap_or_default()
         };
         let is_one_kind = kinds(self).iter().zip(kinds(other)).any(|(own, other)| *own && other);
@@ -112,7 +116,7 @@ impl Service {
     }
 }
 
-/// A replica: a node, and the origin that it dials, by one or several of `http`, `tcp` and `udp`.
+/// A replica: a node, and the origin that it dials, by one or several of `http`, `tcp` and `udp`. With `relay` it has none.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Replica {

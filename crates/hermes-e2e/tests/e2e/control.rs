@@ -10,6 +10,7 @@ mod operator_commands;
 mod overlay_names;
 mod providers;
 mod rejections;
+mod relay;
 mod renewal;
 mod restore;
 mod revocation;

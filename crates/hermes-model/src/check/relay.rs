@@ -14,6 +14,7 @@ use super::report::Report;
 use super::route::upstream_named;
 use crate::document::relay as section;
 use crate::snapshot::{Relay, RelayPeer, RelayPeers, RelayTree, RootChoice, Upstream, UpstreamProtocol};
+use crate::spiffe::is_user_name;
 
 /// The keys that may sign tokens. A forged token costs a verification by each.
 const MAX_TOKEN_KEYS: usize = 8;
@@ -55,6 +56,14 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
     if section.root != RootChoice::Hash && section.peers.is_empty() {
         report.problem(format!("{at}.root"), "there is a choice among peers only; add peers, or remove it");
     }
+    if let Some(user) = section.user.as_ref().filter(|user| !is_user_name(user)) {
+        let message =
+            format!("invalid user name {user:?}; use visible ASCII characters without commas and quotes, and not *");
+        report.problem(format!("{at}.user"), message);
+    }
+    if section.user.is_some() && section.upstream.is_none() && section.peers.is_empty() {
+        report.problem(format!("{at}.user"), "this relay subscribes nowhere; add upstream or peers, or remove it");
+    }
     let mut number = |key: &str, value: Option<usize>, default: usize, allowed: RangeInclusive<usize>| {
         let value = value.unwrap_or(default);
         if !allowed.contains(&value) {
@@ -85,6 +94,7 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
     let day = 24 * HOUR;
     let relay = Relay {
         tree,
+        user: section.user.as_deref().map(Arc::from),
         mode: section.mode,
         queue,
         queue_bytes: size(format!("{at}.queue-bytes"), section.queue_bytes, 4 * MIB, KIB..=1 << 40, report),

@@ -19,6 +19,9 @@ pub struct Relay {
     /// Choice of the root of a channel among the peers. Default hash.
     #[serde(default, skip_serializing_if = "is_default")]
     pub root: RootChoice,
+    /// User of the node's own subscriptions at other relays, which may match on it. Default none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
     /// Rule for a publication if the queue of a subscriber is full. Default realtime.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: RelayMode,

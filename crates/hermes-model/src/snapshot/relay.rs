@@ -12,6 +12,8 @@ use crate::rendezvous::weight;
 pub struct Relay {
     /// The relays that serve the channels together.
     pub tree: RelayTree,
+    /// The user of the node's own subscriptions at other relays.
+    pub user: Option<Arc<str>>,
     /// The rule for publications that name none.
     pub mode: RelayMode,
     /// Publications and bytes in the queue of a subscriber.

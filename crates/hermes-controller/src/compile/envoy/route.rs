@@ -181,6 +181,11 @@ fn unable(route: &route::Route, problems: &mut Vec<Problem>) {
                                               nodes",
     );
     tell(
+        route.relay.is_some(),
+        "relay",
+        "an Envoy is no relay; put Hermes nodes on the paths of this service, or keep it off them by links",
+    );
+    tell(
         route.rewrite.is_some(),
         "rewrite",
         "an Envoy does not support this rewrite; move the replica to a Hermes node",
