@@ -118,7 +118,7 @@ impl ForNext {
             return Ok(None);
         }
         subscribe::check_forwarded(request)?;
-        let Some(upstream) = Siblings::of(request).next_of(&channel(request.entry, None)) else { return Ok(None) };
+        let Some(upstream) = Siblings::of(request).next_of(&channel(request, None)) else { return Ok(None) };
         Ok(Some(Self { upstream, page: Page::of(facts, &request.settings.origins)? }))
     }
 
@@ -225,10 +225,18 @@ fn client_of(facts: &Facts) -> Arc<str> {
 
 /// The name of the channel of a session at its path, or at another path of the same authority. Spellings of one URI have
 /// one name (RFC 3986, section 6.2): without the default port, and with an escape only where one is needed.
-fn channel(entry: &SessionEntry, path: Option<&str>) -> Arc<str> {
-    let facts = &entry.facts;
-    let path = decode_unreserved(path.unwrap_or_else(|| facts.path.path()));
-    Arc::from(format!("{}{path}", authority(facts)))
+fn channel(request: &RelayRequest<'_>, path: Option<&str>) -> Arc<str> {
+    let path = decode_unreserved(path.unwrap_or_else(|| request.entry.facts.path.path()));
+    Arc::from(format!("{}{path}", channel_authority(request)))
+}
+
+/// The authority of the channels that a request means.
+fn channel_authority(request: &RelayRequest<'_>) -> String {
+    let authority = authority(&request.entry.facts);
+    match request.settings.tree.peers() {
+        Some(peers) => peers.authority_of(&authority).to_owned(),
+        None => authority,
+    }
 }
 
 /// The authority without the default port.

@@ -31,7 +31,7 @@ pub(crate) async fn serve_client(request: &RelayRequest<'_>) -> Result<Option<Re
     let Some(to) = text(&facts.headers, &MOVE)?.map(Arc::<str>::from) else { return Ok(None) };
     let siblings = Siblings::of(request);
     let requests = siblings.requests(facts, &facts.path);
-    let moved = Box::pin(move_to(&siblings, &requests, &channel(request.entry, None), &to)).await;
+    let moved = Box::pin(move_to(&siblings, &requests, &channel(request, None), &to)).await;
     Ok(moved.err().map(|Refused { status, reason, .. }| refusal(status, format!("{reason}\n"))))
 }
 
@@ -118,7 +118,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
     let name = |name| text(&facts.headers, name).map(|text| text.map(Arc::<str>::from));
     let (wish, to) = (name(&ROOT)?, name(&MOVE)?);
     let peer = siblings.peer_of(facts).filter(|peer| siblings.is_peer(peer));
-    let channel = channel(request.entry, None);
+    let channel = channel(request, None);
     if text(&facts.headers, &LOCATE)? == Some(LOCATE_HERE) {
         let root = siblings.leads(&channel).then(|| Root { node: siblings.node(), before: None });
         return Ok(located(root.as_ref()));

@@ -62,7 +62,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     // Before anything of the body takes memory.
     url_token::check(facts, request.settings, Right::Publish)?;
     let signed = certified::check_publisher(request)?;
-    let mut outlet = Outlet::new(request, channel(request.entry, None), mode, audience);
+    let mut outlet = Outlet::new(request, channel(request, None), mode, audience);
     outlet.wish = wish(request)?;
     let relay = outlet.relay().clone();
     let headers = content_fields(&facts.headers);

@@ -39,7 +39,7 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
     let time = Duration::from_secs(seconds.ok_or_else(|| malformed(STAND_BY))?).min(MAX_TIME);
     let after = text(&facts.headers, &LAST_EVENT_ID)?.and_then(|text| text.parse().ok());
     let after = after.ok_or_else(|| malformed(LAST_EVENT_ID))?;
-    let name = channel(request.entry, None);
+    let name = channel(request, None);
     let is_moved = text(&facts.headers, &ROOT_BEFORE)? == Some(&*siblings.node());
     if let Err(error) = admit(&siblings, &name, &peer, time, is_moved) {
         return Ok(match error {

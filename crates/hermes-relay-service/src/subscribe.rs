@@ -30,8 +30,8 @@ use crate::moves;
 use crate::next_channel::{ChannelRequests, NextChannel, Standing};
 use crate::siblings::Siblings;
 use crate::{
-    INCREMENTAL, RelayRequest, authority, certified, channel, lines, may_redirect, redirect, refusal, set_epochs,
-    subject, text, upstream, url_token, wish,
+    INCREMENTAL, RelayRequest, certified, channel, channel_authority, lines, may_redirect, redirect, refusal,
+    set_epochs, subject, text, upstream, url_token, wish,
 };
 
 /// Bytes of publications after which a frame of the body is full.
@@ -312,7 +312,7 @@ fn refresh(
     let id: Result<SubscriptionId, _> = id.parse();
     if let (Some(grant), Ok(id)) = (grant, &id) {
         // A token for one channel must not extend a subscription to another one.
-        let authority = authority(&request.entry.facts);
+        let authority = channel_authority(request);
         for channel in relay.channels_of(*id, &subject) {
             url_token::check_channel(grant, channel.strip_prefix(&*authority).unwrap_or_default())?;
         }
@@ -379,7 +379,7 @@ struct Channels {
 /// The channels of a subscription: that of the URI, and others of the same authority that the same route serves.
 fn channels(request: &RelayRequest<'_>) -> Result<Channels, Error> {
     let facts = &request.entry.facts;
-    let mut all = Channels { names: vec![channel(request.entry, None)], paths: vec![facts.path.clone()] };
+    let mut all = Channels { names: vec![channel(request, None)], paths: vec![facts.path.clone()] };
     let lists: Vec<&str> = lines(&facts.headers, &CHANNELS).collect::<Result<_, _>>()?;
     for path in lists.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|path| !path.is_empty()) {
         let malformed = || Error::Malformed(format!("{CHANNELS} must be paths such as /a, /b, not {path:?}"));
@@ -393,7 +393,7 @@ fn channels(request: &RelayRequest<'_>) -> Result<Channels, Error> {
                 "{path} is self-certifying; subscribe to it by a request of its own"
             )));
         }
-        let name = channel(request.entry, Some(path));
+        let name = channel(request, Some(path));
         if all.names.contains(&name) {
             continue;
         }

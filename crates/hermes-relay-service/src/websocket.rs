@@ -100,7 +100,7 @@ pub(crate) fn stream(request: &RelayRequest<'_>, begun: Begun) -> ByteStream {
     let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
     let config = WebSocketConfig::default().max_message_size(Some(most)).max_frame_size(Some(most));
     let config = config.read_buffer_size(READ_BUFFER);
-    let outlet = Outlet::new(request, channel(request.entry, None), request.settings.mode, Audience::All);
+    let outlet = Outlet::new(request, channel(request, None), request.settings.mode, Audience::All);
     let start = json!({
         "id": deliveries.position(),
         "subscription": deliveries.subscription.id().to_string(),

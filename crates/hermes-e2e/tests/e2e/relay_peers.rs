@@ -511,4 +511,15 @@ async fn clients_are_redirected_to_the_root() {
     let (_, head, _) = publish(peers.at(0), "/events/a", "x", &follows).await;
     assert!(head.contains("307"), "{head}");
     assert_eq!(next_text(&mut subscriber).await, "x");
+    // A client that takes over the host of the location, as browsers do, means the same channel.
+    let (_, head, _) = publish(peers.at(0), "/events/a", "lost", &["--location"]).await;
+    assert!(head.contains("hermes-subscribers: 0"), "another channel: {head}");
+    for index in 0..3 {
+        let document = peers.document(index, &list).replace("peers: [", "authority: chat.example, peers: [");
+        assert!(document.contains("authority: chat.example"), "{document}");
+        peers.nodes[index].as_mut().unwrap().reload(&document, &[]).await.unwrap();
+    }
+    let (_, head, rest) = publish(peers.at(0), "/events/a", "y", &["--location"]).await;
+    assert!(head.contains("307") && rest.contains("hermes-subscribers: 1"), "{head}\n{rest}");
+    assert_eq!(next_text(&mut subscriber).await, "y");
 }

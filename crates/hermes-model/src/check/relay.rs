@@ -12,6 +12,7 @@ use super::node::duration;
 use super::policy::size;
 use super::report::Report;
 use super::route::upstream_named;
+use crate::authority::Authority;
 use crate::document::relay as section;
 use crate::snapshot::{Relay, RelayPeer, RelayPeers, RelayTree, RootChoice, Upstream, UpstreamProtocol};
 use crate::spiffe::is_user_name;
@@ -46,7 +47,8 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
         None if section.peers.is_empty() => RelayTree::Root,
         None => {
             let all = peers(&section.peers, &format!("{at}.peers"), names, report)?;
-            RelayTree::Peers(RelayPeers { all, root: section.root })
+            let authority = section.authority.as_deref().map(Into::into);
+            RelayTree::Peers(RelayPeers { all, root: section.root, authority })
         }
     };
     if section.upstream.is_some() && !section.peers.is_empty() {
@@ -56,6 +58,7 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
     if section.root != RootChoice::Hash && section.peers.is_empty() {
         report.problem(format!("{at}.root"), "there is a choice among peers only; add peers, or remove it");
     }
+    authority(section, at, report);
     if let Some(user) = section.user.as_ref().filter(|user| !is_user_name(user)) {
         let message =
             format!("invalid user name {user:?}; use visible ASCII characters without commas and quotes, and not *");
@@ -119,6 +122,26 @@ pub(super) fn build(section: &section::Relay, at: &str, names: &Names<'_>, repor
         report.problem(format!("{at}.unit"), message);
     }
     Some(relay)
+}
+
+/// Checks the authority of the channels of redirected clients.
+fn authority(section: &section::Relay, at: &str, report: &mut Report) {
+    let has_url = section.peers.iter().any(|peer| peer.url.is_some());
+    let Some(text) = &section.authority else {
+        if has_url {
+            let message = "a client that is redirected asks for another authority, and so for another channel, unless it \
+                           keeps its `host`; add authority";
+            report.warning(format!("{at}.peers"), message);
+        }
+        return;
+    };
+    if !has_url {
+        report.problem(format!("{at}.authority"), "no peer has a url; add urls, or remove it");
+    }
+    if Authority::parse(text, None).map(|authority| authority.to_string()).as_ref() != Ok(text) {
+        let message = format!("invalid authority {text:?}; use HOST or HOST:PORT in lower case");
+        report.problem(format!("{at}.authority"), message);
+    }
 }
 
 /// Reads the keys of those who sign tokens.

@@ -68,6 +68,22 @@ pub struct RelayPeers {
     pub all: Vec<RelayPeer>,
     /// The choice of the root of a channel.
     pub root: RootChoice,
+    /// The authority of channels for requests whose authority is a peer's `url`. `None`: that of the request.
+    pub authority: Option<Box<str>>,
+}
+
+impl RelayPeers {
+    /// The authority of the channels that a request means by its own, which has no default port. All peers have the same list, so a
+    /// redirected client means the same channel as before.
+    pub fn authority_of<'a>(&'a self, authority: &'a str) -> &'a str {
+        let is_url = |peer: &RelayPeer| {
+            peer.url.as_ref().and_then(|url| url.split_once("://")).map(|(_, of)| of) == Some(authority)
+        };
+        match &self.authority {
+            Some(ours) if self.all.iter().any(is_url) => ours,
+            _ => authority,
+        }
+    }
 }
 
 /// The choice of the root of a channel among peers.
