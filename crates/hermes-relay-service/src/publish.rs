@@ -71,6 +71,12 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         let reason = format!("the content-* fields of a publication have at most {MAX_FIELD_BYTES} bytes\n");
         return Ok(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason));
     }
+    // Before the content is sent: the client is to send it to the root.
+    if !facts.headers.contains_key(MOVE)
+        && let Some(origin) = outlet.elsewhere().await
+    {
+        return Ok(redirect(request, &origin));
+    }
     body.prepare(request.entry, 0, None);
     let arriving = pin!(body.attempt());
     // A signature covers the whole content.
@@ -328,6 +334,18 @@ impl Outlet {
             None => 0,
         };
         Ok(Published { receipt, copies })
+    }
+
+    /// The origin of the root, to which the client is to be redirected. `None`: it is this node, or is not known, or the client stays.
+    async fn elsewhere(&self) -> Option<Box<str>> {
+        if !self.may_redirect || !self.siblings.have_urls() {
+            return None;
+        }
+        match self.place().await {
+            Ok(Outcome::Follows(upstream)) => self.siblings.url_of(&upstream),
+            // The publication itself tells an error.
+            Ok(Outcome::Leads | Outcome::Refused(_) | Outcome::Gone) | Err(_) => None,
+        }
     }
 
     /// Whether this node is the root of the channel.

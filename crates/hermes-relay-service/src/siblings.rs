@@ -60,6 +60,11 @@ impl Siblings {
         matches!(*self.of_route.tree.borrow(), RelayTree::Peers(_))
     }
 
+    /// Whether clients are redirected to any peer.
+    pub(crate) fn have_urls(&self) -> bool {
+        self.of_route.tree.borrow().peers().is_some_and(|peers| peers.all.iter().any(|peer| peer.url.is_some()))
+    }
+
     /// The choice of roots among peers. `None`: there are no peers.
     pub(crate) fn choice(&self) -> Option<RootChoice> {
         self.of_route.tree.borrow().peers().map(|peers| peers.root)

@@ -486,3 +486,38 @@ async fn the_kernel_holds_few_unsent_bytes_of_a_subscriber() {
     let unsent = unsent().await;
     assert!(unsent <= 400 << 10, "{unsent} bytes");
 }
+
+/// Subscribers who read nothing. They hold up nobody, and publications in queues have a bound of memory.
+#[tokio::test]
+async fn a_thousand_subscribers_who_read_nothing_hold_up_nobody() {
+    const LAZY: usize = 1000;
+    const PUBLICATIONS: usize = 300;
+    let overlay = Overlay::new(hermes()).unwrap();
+    let document = RELAY.replace("per-client: 8", "per-client: 2000, memory: 16MiB").replace("queue: 4", "queue: 64");
+    let node = overlay.node("relay").document(&document).start().await.unwrap();
+    let address = node.address("web");
+    let mut lazy = Vec::new();
+    for _ in 0..LAZY {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut stream = socket.connect(address).await.unwrap();
+        let request = format!("GET /events/a HTTP/1.1\r\nhost: {address}\r\nhermes-subscribe: true\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        lazy.push(stream);
+    }
+    let json = [&SUBSCRIBE[..], &["--header", "accept: application/x-ndjson"]].concat();
+    let mut reader = Subscriber::new(&node, "/events/a", &json, LAZY as u64 + 1).await;
+    let before = node.memory().unwrap();
+    let content = "x".repeat(20 << 10);
+    let begun = std::time::Instant::now();
+    for _ in 0..PUBLICATIONS {
+        assert_eq!(publish(&node, "/events/a", &content, &[]).await.0, 204);
+        assert_eq!(reader.json().await["data"], content);
+    }
+    let (grown, seconds) = (node.memory().unwrap().saturating_sub(before), begun.elapsed().as_secs_f64());
+    // 300 publications of 20 KiB for each of them would be 6 GB.
+    assert!(grown < 128 << 20, "{grown} bytes");
+    assert!(seconds < 60.0, "{seconds} s");
+    let dropped = node.metric("hermes_relay_deliveries_total", r#"result="dropped""#).await.unwrap();
+    assert!(dropped > 100_000.0, "{dropped}");
+}

@@ -11,6 +11,8 @@ use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::port;
 use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
 use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const PEER: &str = "
 listeners:
@@ -507,6 +509,13 @@ async fn clients_are_redirected_to_the_root() {
     let (status, head, _) = publish(peers.at(0), "/events/a", "lost", &POST).await;
     assert_eq!(status, 307, "{head}");
     assert_eq!(field(&head, "location"), Some(&*format!("http://{}/events/a", peers.addresses[1])));
+    // The content is not sent in vain.
+    let mut stream = TcpStream::connect(peers.addresses[0]).await.unwrap();
+    let request = b"PUT /events/a HTTP/1.1\r\nhost: chat.example\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n";
+    stream.write_all(request).await.unwrap();
+    let mut status = [0; 12];
+    stream.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 307");
     let follows = [&HOST[..], &["--location-trusted"]].concat();
     let (_, head, _) = publish(peers.at(0), "/events/a", "x", &follows).await;
     assert!(head.contains("307"), "{head}");
