@@ -7,84 +7,101 @@
 
 use std::pin::Pin;
 use std::task::Poll;
-use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_relay::fields::MOVE;
-use hermes_relay::{Audience, Content, ContentWriter, NewPublication, NotArrived, PublishError, Receipt};
+use hermes_relay::{Audience, Content, ContentWriter, NewPublication, NotArrived, PublishError};
 use hermes_transport::error::Error;
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use http_body::Body;
 
 use crate::RelayRequest;
-use crate::publish::{NotPublished, Outlet, Published};
+use crate::publish::{NotPublished, Outlet, Published, without_page};
 
 /// Shorter content arrives at once, more or less.
 pub(crate) const MIN_BYTES: u64 = 64 << 10;
+/// The bytes that have arrived before subscribers get the beginning.
+const MIN_BEGINNING: usize = 16 << 10;
 
-/// A publication that is in the queues, and whose content arrives.
-pub(crate) struct Arrival<'o> {
-    outlet: &'o Outlet,
-    writer: ContentWriter,
-    receipt: Receipt,
-    /// The time for all of its content.
-    time: Duration,
+/// Whether a publication of this length is to reach subscribers while it arrives. `None`: the length is not announced.
+pub(crate) fn is_for(request: &RelayRequest<'_>, outlet: &Outlet, length: Option<u64>) -> bool {
+    let settings = request.settings;
+    let is_long = length.is_some_and(|length| (MIN_BYTES..=settings.unit).contains(&length));
+    let moves = request.entry.facts.headers.contains_key(MOVE);
+    settings.cut_through && is_long && outlet.audience() == Audience::All && !moves
 }
 
-/// Begins a publication of `length` bytes. `None`: it is to be published when it has arrived.
-pub(crate) async fn begin<'o>(
+/// Publishes while the content arrives. `None`: it is to be published when it has arrived, and nothing of it was read.
+pub(crate) async fn serve<B>(
     request: &RelayRequest<'_>,
-    outlet: &'o Outlet,
+    outlet: &Outlet,
     headers: &HeaderMap,
-    length: Option<u64>,
-) -> Result<Option<Arrival<'o>>, NotPublished> {
-    let settings = request.settings;
-    let length = length.filter(|length| (MIN_BYTES..=settings.unit).contains(length));
-    let moves = request.entry.facts.headers.contains_key(MOVE);
-    let Some(length) = length.filter(|_| settings.cut_through && outlet.audience() == Audience::All && !moves) else {
-        return Ok(None);
-    };
-    // Announced bytes count although they have not arrived, so they may not take the memory of others.
-    if !outlet.relay().has_room(length) || !outlet.leads().await? {
-        return Ok(None);
+    mut body: Pin<&mut B>,
+) -> Result<Result<Option<Published>, NotPublished>, Error>
+where
+    B: Body<Data = Bytes, Error = Error>,
+{
+    let length = body.size_hint().lower();
+    // It counts until all has arrived, beside the publication in the queues: that one may be gone before.
+    let Some(_reserved) = outlet.relay().reserve_announced(length) else { return Ok(Ok(None)) };
+    match outlet.leads().await {
+        Ok(true) => {}
+        Ok(false) => return Ok(Ok(None)),
+        Err(error) => return Ok(Err(error)),
     }
-    let writer = ContentWriter::new(usize::try_from(length).unwrap_or(usize::MAX));
+    let mut writer = ContentWriter::new(usize::try_from(length).unwrap_or(usize::MAX));
+    // A publisher that sends nothing must not reach anybody.
+    while writer.arrived() < MIN_BEGINNING {
+        let Some(data) = next_data(body.as_mut(), &mut writer).await? else { break };
+        writer.push(data).map_err(|error| Error::Malformed(error.to_string()))?;
+    }
     let content = NewPublication { headers: headers.clone(), body: Content::Arriving(writer.content()) };
     // A slow subscriber may take longer than the timeouts of the route.
     request.entry.set_held(true);
-    let placed = outlet.queue_here(content).await;
+    let queued = outlet.queue_here(content.clone()).await;
     request.entry.set_held(false);
-    match placed {
-        // A subscriber that waits for the rest takes nothing else, and must not be ended for that.
-        Ok(receipt) => Ok(Some(Arrival { outlet, writer, receipt, time: settings.stall / 2 })),
-        Err(PublishError::NotRoot) => Ok(None),
-        Err(error) => Err(error.into()),
+    let receipt = match queued {
+        Ok(receipt) => receipt,
+        // It goes to the root as a whole.
+        Err(PublishError::NotRoot) => {
+            read(body, writer).await?;
+            let facts = without_page((*request.entry.facts).clone());
+            return Ok(outlet.publish(facts, content).await.map(Some));
+        }
+        Err(error) => return Ok(Err(error.into())),
+    };
+    // A subscriber that waits for the rest takes nothing else, and gets no heartbeat. It must not be ended for that.
+    let time = (request.settings.stall / 2).min(request.settings.heartbeat);
+    match tokio::time::timeout(time, read(body, writer)).await {
+        Err(_) => Err(Error::Denied {
+            status: StatusCode::REQUEST_TIMEOUT,
+            reason: format!(
+                "the content took longer than {time:?}; send it faster, or publish it to a route without `relay.cut-through`"
+            ),
+            label: "http_request_error",
+        }),
+        Ok(Err(error)) => Err(error),
+        Ok(Ok(true)) => Ok(outlet.copied(receipt).await.map(Some).map_err(NotPublished::from)),
+        // Another relay became the root, and could not get what was still to arrive.
+        Ok(Ok(false)) => Ok(Err(PublishError::NotRoot.into())),
     }
 }
 
-impl Arrival<'_> {
-    /// Reads the content. If it is not whole in time, or is dropped before, the publication remains without content.
-    pub(crate) async fn complete<B>(self, mut body: Pin<&mut B>) -> Result<Result<Published, PublishError>, Error>
-    where
-        B: Body<Data = Bytes, Error = Error>,
-    {
-        let Self { outlet, mut writer, receipt, time } = self;
-        let read = async {
-            while let Some(data) = next_data(body.as_mut(), &mut writer).await? {
-                writer.push(data).map_err(|error| Error::Malformed(error.to_string()))?;
-            }
-            match writer.finish() {
-                Err(error @ NotArrived::WrongLength(_)) => Err(Error::Malformed(error.to_string())),
-                arrived => Ok(arrived.is_ok()),
-            }
-        };
-        match tokio::time::timeout(time, read).await {
-            Err(_) => Err(Error::ClientStalled(time)),
-            Ok(Err(error)) => Err(error),
-            Ok(Ok(true)) => Ok(outlet.copied(receipt).await),
-            // Another relay became the root, and could not get what was still to arrive.
-            Ok(Ok(false)) => Ok(Err(PublishError::NotRoot)),
+/// Reads the rest of the content. Returns false if it was aborted meanwhile.
+async fn read<B>(mut body: Pin<&mut B>, mut writer: ContentWriter) -> Result<bool, Error>
+where
+    B: Body<Data = Bytes, Error = Error>,
+{
+    let malformed = |error: NotArrived| Error::Malformed(error.to_string());
+    while let Some(data) = next_data(body.as_mut(), &mut writer).await? {
+        match writer.push(data) {
+            Err(NotArrived::Aborted) => return Ok(false),
+            pushed => pushed.map_err(malformed)?,
         }
+    }
+    match writer.finish() {
+        Err(NotArrived::Aborted) => Ok(false),
+        finished => finished.map(|()| true).map_err(malformed),
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hermes_model::decide::{Decision, decide};
 use hermes_model::facts::{Facts, PathAndQuery};
 use hermes_model::snapshot::{Action, Snapshot};
-use hermes_relay::{Delivery, End, EventId, Publication, Subscription};
+use hermes_relay::{Content, ContentReader, Delivery, End, EventId, Publication, Subscription};
 use hermes_transport::runtime::WorkerContext;
 use hermes_transport::runtime::session::SessionEntry;
 use tokio::time::{Instant, Sleep};
@@ -38,7 +38,7 @@ pub(crate) struct Deliveries {
     /// The publications that the subscriber lacks of its channels. They come before its other deliveries.
     backfills: VecDeque<Backfill>,
     /// The next publication, whose content is still to arrive.
-    arriving: Option<Arc<Publication>>,
+    arriving: Option<(Arc<Publication>, ContentReader)>,
     /// Publications are delivered before all of their content has arrived.
     cuts_through: bool,
     /// For each channel, the latest publication that was taken, or that the subscriber knows it lacks.
@@ -127,21 +127,23 @@ impl Deliveries {
 
     /// Waits for the content of the next publication, if that is asked for.
     fn poll_whole(&mut self, cx: &mut Context<'_>) -> Poll<Result<Delivery, End>> {
-        let next = match self.arriving.take() {
-            Some(publication) => Delivery::Publication(publication),
-            None => match ready!(self.poll_next(cx)) {
-                Ok(next) => next,
-                Err(end) => return Poll::Ready(Err(end)),
-            },
-        };
-        match next {
-            Delivery::Publication(publication)
-                if !self.cuts_through && publication.content.body.poll_end(cx).is_pending() =>
-            {
-                self.arriving = Some(publication);
-                if self.is_live() { Poll::Pending } else { Poll::Ready(Err(End::Expired)) }
+        if self.arriving.is_none() {
+            match ready!(self.poll_next(cx)) {
+                Ok(Delivery::Publication(publication)) if !self.cuts_through => match &publication.content.body {
+                    Content::Arriving(content) if content.is_arriving() => {
+                        let reader = ContentReader::new(content);
+                        self.arriving = Some((publication, reader));
+                    }
+                    _ => return Poll::Ready(Ok(Delivery::Publication(publication))),
+                },
+                next => return Poll::Ready(next),
             }
-            next => Poll::Ready(Ok(next)),
+        }
+        let is_pending = self.arriving.as_mut().is_some_and(|(_, reader)| reader.poll_end(cx).is_pending());
+        match self.arriving.take_if(|_| !is_pending) {
+            Some((publication, _)) => Poll::Ready(Ok(Delivery::Publication(publication))),
+            None if self.is_live() => Poll::Pending,
+            None => Poll::Ready(Err(End::Expired)),
         }
     }
 

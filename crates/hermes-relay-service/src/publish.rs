@@ -1,6 +1,6 @@
 //! PUT and POST: a publication.
 //!
-//! In: a request with a body, which is read whole. Out: the number of subscribers and of deliveries. A reliable
+//! In: a request with a body, which is read whole, or cut through. Out: the number of subscribers and of deliveries. A reliable
 //! publication waits while a queue is full; publications of one channel that wait are served in the order of their arrival.
 //! Never: a write to a subscriber's connection.
 
@@ -72,21 +72,19 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         return Ok(refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason));
     }
     // Before the content is sent: the client is to send it to the root.
-    if !facts.headers.contains_key(MOVE)
-        && let Some(origin) = outlet.elsewhere().await
-    {
-        return Ok(redirect(request, &origin));
+    if !facts.headers.contains_key(MOVE) {
+        match outlet.elsewhere().await {
+            Ok(Some(origin)) => return Ok(redirect(request, &origin)),
+            Ok(None) => {}
+            Err(error) => return response(request, Err(error)),
+        }
     }
     body.prepare(request.entry, 0, None);
-    let arriving = pin!(body.attempt());
+    let mut arriving = pin!(body.attempt());
     // A signature covers the whole content.
-    if signed.is_none() {
-        let length = arriving.size_hint().exact();
-        match cut_through::begin(request, &outlet, &headers, length).await {
-            Ok(Some(arrival)) => {
-                let published = arrival.complete(arriving).await?;
-                return response(request, published.map_err(NotPublished::Here));
-            }
+    if signed.is_none() && cut_through::is_for(request, &outlet, arriving.size_hint().exact()) {
+        match cut_through::serve(request, &outlet, &headers, arriving.as_mut()).await? {
+            Ok(Some(published)) => return response(request, Ok(published)),
             Ok(None) => {}
             Err(error) => return response(request, Err(error)),
         }
@@ -127,7 +125,7 @@ fn response(request: &RelayRequest<'_>, published: Result<Published, NotPublishe
 }
 
 /// The request of a publication for the next relay. The page was judged here, and the body has arrived.
-fn without_page(mut facts: Facts) -> Facts {
+pub(crate) fn without_page(mut facts: Facts) -> Facts {
     for name in [ORIGIN, EXPECT, MOVE] {
         facts.headers.remove(name);
     }
@@ -337,15 +335,15 @@ impl Outlet {
     }
 
     /// The origin of the root, to which the client is to be redirected. `None`: it is this node, or is not known, or the client stays.
-    async fn elsewhere(&self) -> Option<Box<str>> {
+    async fn elsewhere(&self) -> Result<Option<Box<str>>, NotPublished> {
         if !self.may_redirect || !self.siblings.have_urls() {
-            return None;
+            return Ok(None);
         }
-        match self.place().await {
-            Ok(Outcome::Follows(upstream)) => self.siblings.url_of(&upstream),
-            // The publication itself tells an error.
-            Ok(Outcome::Leads | Outcome::Refused(_) | Outcome::Gone) | Err(_) => None,
-        }
+        Ok(match self.place().await? {
+            Outcome::Follows(upstream) => self.siblings.url_of(&upstream),
+            // The publication itself tells why not.
+            Outcome::Leads | Outcome::Refused(_) | Outcome::Gone => None,
+        })
     }
 
     /// Whether this node is the root of the channel.

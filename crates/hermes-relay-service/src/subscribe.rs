@@ -15,7 +15,9 @@ use hermes_relay::fields::{
     BRAID_SUBSCRIBE, CHANNELS, EVENT_ID, GROUP, HEARTBEAT, LAST_EVENT_ID, MAX_TIMEOUT, SUBSCRIBE, SUBSCRIPTION, TIMEOUT,
 };
 use hermes_relay::framing::Framing;
-use hermes_relay::{Content, End, EventId, NextPart, SubscribeError, SubscribeRequest, Subscription, SubscriptionId};
+use hermes_relay::{
+    Content, ContentReader, End, EventId, NextPart, SubscribeError, SubscribeRequest, Subscription, SubscriptionId,
+};
 use hermes_signature::Grant;
 use hermes_transport::body::{Body, BoxedBody};
 use hermes_transport::error::Error;
@@ -466,34 +468,44 @@ struct SubscriptionBody {
     has_ended: bool,
 }
 
-/// The content of a publication whose head has been sent.
-struct Rest {
-    content: Content,
-    /// The frames of the content that have been sent.
-    frames: usize,
-    /// The bytes after the content.
-    tail: Bytes,
+/// The content of a publication whose head has been sent, and the bytes after it.
+enum Rest {
+    /// The content from this byte on.
+    Whole(Bytes, usize, Bytes),
+    Arriving(ContentReader, Bytes),
 }
 
 impl Rest {
+    fn new(content: &Content, tail: Bytes) -> Self {
+        match content {
+            Content::Whole(bytes) => Self::Whole(bytes.clone(), 0, tail),
+            Content::Arriving(content) => Self::Arriving(ContentReader::new(content), tail),
+        }
+    }
+
     /// Returns the next bytes. `None`: those were all.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
-        let next = match &self.content {
-            Content::Whole(bytes) => match bytes.len().min(self.frames * FRAME_BYTES) {
-                end if end == bytes.len() => NextPart::End,
-                from => NextPart::Bytes(bytes.slice(from..bytes.len().min(from + FRAME_BYTES))),
-            },
-            Content::Arriving(content) => ready!(content.poll_part(self.frames, cx)),
-        };
-        self.frames += 1;
-        Poll::Ready(match next {
-            NextPart::Bytes(bytes) => Some(Ok(bytes)),
-            NextPart::End => Some(std::mem::take(&mut self.tail)).filter(|tail| !tail.is_empty()).map(Ok),
-            NextPart::Aborted => {
-                let reason = "the publisher broke off a publication whose beginning was sent";
-                Some(Err(Error::ClientGone(reason.to_owned())))
+        let tail = match self {
+            Self::Whole(bytes, from, _) if *from < bytes.len() => {
+                let frame = bytes.slice(*from..bytes.len().min(*from + FRAME_BYTES));
+                *from += frame.len();
+                return Poll::Ready(Some(Ok(frame)));
             }
-        })
+            Self::Whole(_, _, tail) => tail,
+            Self::Arriving(reader, tail) => match ready!(reader.poll_part(cx)) {
+                NextPart::Bytes(bytes) => return Poll::Ready(Some(Ok(bytes))),
+                NextPart::End => tail,
+                NextPart::Aborted => {
+                    let reason = "it broke off a publication whose beginning was sent".to_owned();
+                    return Poll::Ready(Some(Err(Error::Broken {
+                        peer: "the publisher".into(),
+                        reason,
+                        unprocessed: false,
+                    })));
+                }
+            },
+        };
+        Poll::Ready(Some(std::mem::take(tail)).filter(|tail| !tail.is_empty()).map(Ok))
     }
 }
 
@@ -534,7 +546,7 @@ impl BoxedBody for SubscriptionBody {
                     let position = self.deliveries.position();
                     let rest =
                         self.framing.write_around(&mut out, &delivery, &position, names_channel, MIN_OWN_FRAME_BYTES);
-                    self.rest = rest.map(|(content, tail)| Rest { content, frames: 0, tail });
+                    self.rest = rest.map(|(content, tail)| Rest::new(&content, tail));
                     if self.rest.is_some() || out.len() >= FRAME_BYTES {
                         return Poll::Ready(Some(Ok(Frame::data(out.into()))));
                     }

@@ -4,16 +4,19 @@
 //! at the end. If the publisher breaks off, readers learn of that, and the bytes are forgotten. Never: more bytes than were
 //! announced.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
 
-/// A part has at least this many bytes, but for the last one and those before own ones. So their number is bounded.
+/// A part has at least this many bytes, but for the last one and those between received pieces of [`MIN_OWN_BYTES`]. So their
+/// number is bounded.
 const MIN_PART_BYTES: usize = 16 << 10;
 /// Bytes that wait for more, so that readers are not woken for each part.
 const WAITING_BYTES: usize = 128 << 10;
-/// Bytes that were received at once become a part of their own, without a copy. Buffers of connections are a third longer at most.
+/// Bytes that were received at once become a part of their own, without a copy. The buffer of the connection, which they keep, is
+/// a third longer at most.
 const MIN_OWN_BYTES: usize = 48 << 10;
 
 /// The content of a publication that arrives, or has arrived.
@@ -21,13 +24,19 @@ const MIN_OWN_BYTES: usize = 48 << 10;
 pub struct Arriving {
     length: usize,
     state: Mutex<State>,
+    /// All bytes in one piece, once somebody needs them so.
+    whole: OnceLock<Bytes>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     parts: Vec<Bytes>,
     end: Option<End>,
-    readers: Vec<Waker>,
+    next_reader: u64,
+    /// Readers that wait for the next part or the end, and those that wait for the end alone. Each has one place, however often it
+    /// polls.
+    of_parts: HashMap<u64, Waker>,
+    of_end: HashMap<u64, Waker>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,39 +56,68 @@ pub enum NextPart {
     Aborted,
 }
 
-impl Arriving {
-    /// The announced number of bytes.
-    pub fn length(&self) -> usize {
-        self.length
+/// A reader of arriving content.
+#[derive(Debug)]
+pub struct ContentReader {
+    content: Arc<Arriving>,
+    number: u64,
+    /// The parts that it has had.
+    parts: usize,
+}
+
+impl ContentReader {
+    /// A reader that has had nothing.
+    pub fn new(content: &Arc<Arriving>) -> Self {
+        let mut state = content.lock();
+        state.next_reader += 1;
+        Self { content: content.clone(), number: state.next_reader, parts: 0 }
     }
 
-    /// Returns the part with this number.
-    pub fn poll_part(&self, number: usize, cx: &mut Context<'_>) -> Poll<NextPart> {
-        let mut state = self.lock();
-        match (state.end, state.parts.get(number)) {
+    /// Returns the next part.
+    pub fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<NextPart> {
+        let mut state = self.content.lock();
+        match (state.end, state.parts.get(self.parts)) {
             (Some(End::Aborted), _) => Poll::Ready(NextPart::Aborted),
-            (_, Some(part)) => Poll::Ready(NextPart::Bytes(part.clone())),
+            (_, Some(part)) => {
+                self.parts += 1;
+                Poll::Ready(NextPart::Bytes(part.clone()))
+            }
             (Some(End::Whole), None) => Poll::Ready(NextPart::End),
             (None, None) => {
-                state.wait(cx);
+                state.of_parts.insert(self.number, cx.waker().clone());
                 Poll::Pending
             }
         }
     }
 
     /// Waits until all bytes have arrived, or the publisher has broken off.
-    pub fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.lock();
+    pub fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.content.lock();
         if state.end.is_some() {
             return Poll::Ready(());
         }
-        state.wait(cx);
+        state.of_end.insert(self.number, cx.waker().clone());
         Poll::Pending
     }
+}
 
-    /// Whether all bytes have arrived.
-    pub fn is_whole(&self) -> bool {
-        self.lock().end == Some(End::Whole)
+impl Drop for ContentReader {
+    fn drop(&mut self) {
+        let mut state = self.content.lock();
+        state.of_parts.remove(&self.number);
+        state.of_end.remove(&self.number);
+    }
+}
+
+impl Arriving {
+    /// The announced number of bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whether the publisher has broken off.
+    pub fn is_aborted(&self) -> bool {
+        self.lock().end == Some(End::Aborted)
     }
 
     /// Whether bytes are still to arrive.
@@ -87,45 +125,54 @@ impl Arriving {
         self.lock().end.is_none()
     }
 
-    /// Forgets the bytes unless all have arrived. The publisher learns of it.
+    /// Forgets the bytes unless all have arrived. The publisher learns of it with the next bytes that it sends.
     pub fn abort(&self) {
-        self.change(|state| {
-            if state.end.is_none() {
-                state.end = Some(End::Aborted);
-                state.parts = Vec::new();
-            }
-        });
+        self.end(End::Aborted);
     }
 
     /// All bytes. Empty: they have not arrived.
     pub fn whole(&self) -> Bytes {
-        let state = self.lock();
-        match (state.end, &state.parts[..]) {
-            (Some(End::Whole), [part]) => part.clone(),
-            (Some(End::Whole), parts) => parts.concat().into(),
-            (Some(End::Aborted) | None, _) => Bytes::new(),
-        }
+        let parts = {
+            let state = self.lock();
+            match (state.end, &state.parts[..]) {
+                (Some(End::Whole), [part]) => return part.clone(),
+                (Some(End::Whole), parts) => parts.to_vec(),
+                (Some(End::Aborted) | None, _) => return Bytes::new(),
+            }
+        };
+        self.whole.get_or_init(|| parts.concat().into()).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    /// Adds parts. Returns false if the content has been aborted.
+    fn add(&self, parts: Vec<Bytes>) -> bool {
         let readers = {
             let mut state = self.lock();
-            change(&mut state);
-            std::mem::take(&mut state.readers)
+            if state.end.is_some() {
+                return false;
+            }
+            state.parts.extend(parts);
+            std::mem::take(&mut state.of_parts)
         };
-        readers.into_iter().for_each(Waker::wake);
+        readers.into_values().for_each(Waker::wake);
+        true
     }
-}
 
-impl State {
-    fn wait(&mut self, cx: &Context<'_>) {
-        if !self.readers.iter().any(|reader| reader.will_wake(cx.waker())) {
-            self.readers.push(cx.waker().clone());
-        }
+    /// Returns false if it has another end.
+    fn end(&self, end: End) -> bool {
+        let (ended, readers) = {
+            let mut state = self.lock();
+            let ended = *state.end.get_or_insert(end);
+            if ended == End::Aborted {
+                state.parts = Vec::new();
+            }
+            (ended, [std::mem::take(&mut state.of_parts), std::mem::take(&mut state.of_end)])
+        };
+        readers.into_iter().flat_map(HashMap::into_values).for_each(Waker::wake);
+        ended == end
     }
 }
 
@@ -156,7 +203,7 @@ pub enum NotArrived {
 impl ContentWriter {
     /// Content of `length` bytes, of which none has arrived.
     pub fn new(length: usize) -> Self {
-        let content = Arc::new(Arriving { length, state: Mutex::default() });
+        let content = Arc::new(Arriving { length, state: Mutex::default(), whole: OnceLock::new() });
         Self { content, waiting: Vec::new(), next: BytesMut::new(), held: 0, arrived: 0 }
     }
 
@@ -168,7 +215,7 @@ impl ContentWriter {
     /// Adds bytes. Readers get them with later ones, or after [`Self::flush`].
     ///
     /// # Errors
-    /// There are more than were announced.
+    /// There are more than were announced, or the content was aborted.
     pub fn push(&mut self, bytes: Bytes) -> Result<(), NotArrived> {
         self.arrived += bytes.len();
         self.held += bytes.len();
@@ -180,14 +227,14 @@ impl ContentWriter {
             self.waiting.push(bytes);
         } else {
             // A copy: it must not keep a buffer of the connection that is hardly used.
-            if self.next.is_empty() {
+            if self.next.is_empty() && self.next.capacity() < MIN_PART_BYTES {
                 let rest = self.content.length - (self.arrived - bytes.len());
                 self.next.reserve(WAITING_BYTES.min(rest));
             }
             self.next.extend_from_slice(&bytes);
         }
-        if self.held >= WAITING_BYTES {
-            self.pass_on();
+        if self.held >= WAITING_BYTES && !self.pass_on() {
+            return Err(NotArrived::Aborted);
         }
         Ok(())
     }
@@ -208,9 +255,7 @@ impl ContentWriter {
             return Err(NotArrived::WrongLength(self.content.length));
         }
         self.pass_on();
-        let mut is_whole = false;
-        self.content.change(|state| is_whole = *state.end.get_or_insert(End::Whole) == End::Whole);
-        if is_whole { Ok(()) } else { Err(NotArrived::Aborted) }
+        if self.content.end(End::Whole) { Ok(()) } else { Err(NotArrived::Aborted) }
     }
 
     fn end_part(&mut self) {
@@ -220,15 +265,16 @@ impl ContentWriter {
         }
     }
 
-    fn pass_on(&mut self) {
+    /// Returns false if the content has been aborted.
+    fn pass_on(&mut self) -> bool {
         self.end_part();
         self.held = 0;
-        let waiting = std::mem::take(&mut self.waiting);
-        self.content.change(|state| {
-            if state.end.is_none() {
-                state.parts.extend(waiting);
-            }
-        });
+        self.content.add(std::mem::take(&mut self.waiting))
+    }
+
+    /// The bytes that have arrived.
+    pub fn arrived(&self) -> usize {
+        self.arrived
     }
 }
 
@@ -242,8 +288,11 @@ impl Drop for ContentWriter {
 mod tests {
     use super::*;
 
-    fn part(content: &Arriving, number: usize) -> Option<NextPart> {
-        match content.poll_part(number, &mut Context::from_waker(Waker::noop())) {
+    /// The part with this number.
+    fn part(content: &Arc<Arriving>, number: usize) -> Option<NextPart> {
+        let mut reader = ContentReader::new(content);
+        reader.parts = number;
+        match reader.poll_part(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(part) => Some(part),
             Poll::Pending => None,
         }
@@ -284,6 +333,9 @@ mod tests {
         let early = ContentWriter::new(MIN_PART_BYTES * 2);
         let content = early.content();
         drop(early);
-        assert_eq!((part(&content, 0), content.is_whole(), content.whole().len()), (Some(NextPart::Aborted), false, 0));
+        assert_eq!(
+            (part(&content, 0), content.is_aborted(), content.whole().len()),
+            (Some(NextPart::Aborted), true, 0)
+        );
     }
 }

@@ -100,7 +100,7 @@ impl Framing {
         if let (Self::Multipart { boundary }, Delivery::Publication(publication)) = (self, delivery) {
             let content = &publication.content.body;
             if content.is_arriving() || content.len() >= min_bytes && !publication.is_aborted() {
-                multipart::write_head(out, delivery, position, names_channel, content.len());
+                multipart::write_head(out, delivery, position, names_channel, Some(content.len()));
                 return Some((content.clone(), multipart::tail(boundary)));
             }
         }

@@ -23,7 +23,7 @@ mod queue;
 mod relay;
 mod request;
 
-pub use arriving::{Arriving, ContentWriter, NextPart, NotArrived};
+pub use arriving::{Arriving, ContentReader, ContentWriter, NextPart, NotArrived};
 pub use channel::{HandOver, Losses};
 pub use event_id::EventId;
 pub use feed::Feed;

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -54,22 +53,6 @@ impl Content {
         match self {
             Self::Whole(bytes) => bytes.clone(),
             Self::Arriving(content) => content.whole(),
-        }
-    }
-
-    /// Waits until all bytes have arrived, or the publisher has broken off.
-    pub fn poll_end(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match self {
-            Self::Whole(_) => Poll::Ready(()),
-            Self::Arriving(content) => content.poll_end(cx),
-        }
-    }
-
-    /// Whether there are all bytes.
-    pub fn is_whole(&self) -> bool {
-        match self {
-            Self::Whole(_) => true,
-            Self::Arriving(content) => content.is_whole(),
         }
     }
 
@@ -131,8 +114,8 @@ impl Publication {
 
     /// Whether nobody will have its content, since the publisher has broken off. Its place in the channel remains.
     pub fn is_aborted(&self) -> bool {
-        let has_content = self.content.body.is_whole() || self.content.body.is_arriving();
-        !has_content || self.content.headers.contains_key(ABORTED)
+        let is_broken_off = matches!(&self.content.body, Content::Arriving(content) if content.is_aborted());
+        is_broken_off || self.content.headers.contains_key(ABORTED)
     }
 
     /// The bytes that it counts towards the memory of the relay and of a queue.

@@ -263,10 +263,12 @@ impl Relay {
         self.make_room(most)
     }
 
-    /// Whether publications have at most half of the memory with so many bytes more.
-    pub fn has_room(&self, bytes: u64) -> bool {
+    /// Reserves bytes that a publisher has announced. `None`: with them, and with their publication, more than half of the memory
+    /// would be taken. Announced bytes cost the publisher nothing, so they may not take the memory of others.
+    pub fn reserve_announced(&self, bytes: u64) -> Option<Reserved> {
         let most = self.lock().limits.memory;
-        self.memory.load(Ordering::Relaxed).saturating_add(bytes) <= most / 2
+        let mut reserved = self.reserve();
+        (reserved.add(bytes).saturating_add(bytes) <= most / 2).then_some(reserved)
     }
 
     /// Removes the oldest publications of histories until at most `most` bytes are held.

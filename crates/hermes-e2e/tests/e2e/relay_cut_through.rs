@@ -123,6 +123,10 @@ routes: [{{name: events, match: {{path: '/events/*'}}, relay: {{upstream: root, 
     root.metric_is("hermes_relay_subscriptions", "", 3.0).await;
     let before = field(&publish(&root, "/events/a", "before", &HOST).await.1, "hermes-event-id").unwrap().to_owned();
     let content = content();
+    // Who has sent hardly anything reaches nobody.
+    for count in [0, 100] {
+        drop(Publisher::begin(&root, "/events/a", &content.as_bytes()[..count]).await);
+    }
     let publisher = Publisher::begin(&root, "/events/a", &content.as_bytes()[..content.len() / 2]).await;
     reaches(&mut early, LINES / 4).await;
     drop(publisher);

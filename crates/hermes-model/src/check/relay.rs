@@ -138,8 +138,9 @@ fn authority(section: &section::Relay, at: &str, report: &mut Report) {
     if !has_url {
         report.problem(format!("{at}.authority"), "no peer has a url; add urls, or remove it");
     }
-    if Authority::parse(text, None).map(|authority| authority.to_string()).as_ref() != Ok(text) {
-        let message = format!("invalid authority {text:?}; use HOST or HOST:PORT in lower case");
+    let has_default_port = [":80", ":443"].iter().any(|port| text.ends_with(port));
+    if has_default_port || Authority::parse(text, None).map(|authority| authority.to_string()).as_ref() != Ok(text) {
+        let message = format!("invalid authority {text:?}; use HOST or HOST:PORT in lower case, without 80 or 443");
         report.problem(format!("{at}.authority"), message);
     }
 }

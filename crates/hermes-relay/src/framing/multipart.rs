@@ -21,11 +21,11 @@ pub(super) fn begin(boundary: &str) -> Bytes {
 
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool, boundary: &str) {
     let content = match delivery {
-        Delivery::Publication(publication) if !publication.is_aborted() => publication.content.body.whole(),
-        Delivery::Publication(_) | Delivery::Gap { .. } => Bytes::new(),
+        Delivery::Publication(publication) if !publication.is_aborted() => Some(publication.content.body.whole()),
+        Delivery::Publication(_) | Delivery::Gap { .. } => None,
     };
-    write_head(out, delivery, position, names_channel, content.len());
-    out.extend_from_slice(&content);
+    write_head(out, delivery, position, names_channel, content.as_ref().map(Bytes::len));
+    out.extend_from_slice(&content.unwrap_or_default());
     out.extend_from_slice(&tail(boundary));
 }
 
@@ -34,8 +34,15 @@ pub(super) fn tail(boundary: &str) -> Bytes {
     format!("\r\n--{boundary}\r\n").into()
 }
 
-/// Writes the bytes before the content, which has this length.
-pub(super) fn write_head(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool, length: usize) {
+/// Writes the bytes before the content, which has this length. `None`: there is none, since the publisher has broken off, or the
+/// delivery is a gap.
+pub(super) fn write_head(
+    out: &mut Vec<u8>,
+    delivery: &Delivery,
+    position: &str,
+    names_channel: bool,
+    length: Option<usize>,
+) {
     let field = |out: &mut Vec<u8>, name: &HeaderName, value: &[u8]| {
         out.extend_from_slice(name.as_str().as_bytes());
         out.extend_from_slice(b": ");
@@ -52,7 +59,7 @@ pub(super) fn write_head(out: &mut Vec<u8>, delivery: &Delivery, position: &str,
             if publication.id.is_none() {
                 field(out, &DELIVER, b"one");
             }
-            if publication.is_aborted() {
+            if length.is_none() {
                 field(out, &MISSED, b"1");
                 field(out, &ABORTED, b"true");
             } else {
@@ -70,7 +77,7 @@ pub(super) fn write_head(out: &mut Vec<u8>, delivery: &Delivery, position: &str,
     if names_channel {
         field(out, &CHANNEL, super::path_of(channel).as_bytes());
     }
-    field(out, &CONTENT_LENGTH, length.to_string().as_bytes());
+    field(out, &CONTENT_LENGTH, length.unwrap_or_default().to_string().as_bytes());
     out.extend_from_slice(b"\r\n");
 }
 
