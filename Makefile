@@ -84,9 +84,12 @@ bench-ndn: release setup ## NDN files over a slow link and through an overlay, a
 	$(TARGET)/release/hermes demo ndn --full --repeats 3 --json --forwarder "node $(TARGET)/tools/ndnts/forwarder.mjs" > bench/results/ndn-forwarder.json
 	$(CARGO) run --release -p hermes-bench -- gateway --out bench/results --hermes $(TARGET)/release/hermes --target $(TARGET)
 
-bench-relay: release setup ## a relay beside NATS, a bare relay, ping and a bare forwarder: bench/results (as root)
-	$(CARGO) run --release -p hermes-bench -- relay --out bench/results --hermes $(TARGET)/release/hermes
+bench-relay: release setup ## a relay beside NATS, moq-relay, a bare relay, ping and a bare forwarder: bench/results (as root)
+	$(CARGO) install --root $(TARGET)/moq --target-dir $(TARGET)/moq moq-relay@0.17.10
+	$(CARGO) build --release --locked --manifest-path bench/moq/Cargo.toml --target-dir $(TARGET)/moq
+	$(CARGO) run --release -p hermes-bench -- relay --out bench/results --hermes $(TARGET)/release/hermes --moq $(TARGET)/moq
 	$(CARGO) run --release -p hermes-bench -- relay-pair --out bench/results --hermes $(TARGET)/release/hermes
+	$(CARGO) run --release -p hermes-bench -- relay-rendezvous --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs
 	mkdir -p bench/results

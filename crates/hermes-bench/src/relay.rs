@@ -1,11 +1,13 @@
-//! `relay`: one publisher and many subscribers of a channel, beside NATS.
+//! `relay`: one publisher and many subscribers of a channel, beside NATS and moq-relay.
 //!
-//! In: the binary of Hermes, and `nats-server`. Out: a JSON file with every round, and a table: deliveries for each CPU
+//! In: the binary of Hermes, `nats-server` and `moq-relay`. Out: a JSON file with every round, and a table: deliveries for each CPU
 //! second of the server, and its memory for each idle subscription. All contenders get the same publications in turns. Some
 //! publications are under way at once, so that no queue fills. Never: a round in which a delivery is missing.
 
 pub(crate) mod bare;
+mod moq;
 pub(crate) mod pair;
+pub(crate) mod rendezvous;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -48,6 +50,9 @@ pub(crate) struct RelayOptions {
     /// The binary to measure.
     #[arg(long, default_value = "target/release/hermes")]
     hermes: PathBuf,
+    /// Directory with `bin/moq-relay` and `release/moq-load`.
+    #[arg(long, default_value = "target/moq")]
+    moq: PathBuf,
     /// Subscribers of the channel.
     #[arg(long, default_value_t = 1000)]
     subscribers: usize,
@@ -76,6 +81,10 @@ enum Way {
     HermesH2Own,
     /// The protocol of NATS with one subscription on each connection.
     Nats,
+    /// MoQ with one subscription on each connection, and all publications on one stream.
+    Moq,
+    /// The same, and each publication has a stream of its own.
+    MoqGroups,
 }
 
 impl Way {
@@ -85,6 +94,8 @@ impl Way {
             Self::HermesH2BesideIdle => "hermes-h2-beside-idle",
             Self::HermesH2Own => "hermes-h2-own",
             Self::Nats => "nats",
+            Self::Moq => "moq",
+            Self::MoqGroups => "moq-groups",
         }
     }
 }
@@ -94,8 +105,12 @@ impl Way {
     fn streams_a_connection(self) -> usize {
         match self {
             Self::HermesH2 | Self::HermesH2BesideIdle => STREAMS_A_CONNECTION,
-            Self::HermesH2Own | Self::Nats => 1,
+            Self::HermesH2Own | Self::Nats | Self::Moq | Self::MoqGroups => 1,
         }
+    }
+
+    fn is_moq(self) -> bool {
+        matches!(self, Self::Moq | Self::MoqGroups)
     }
 
     /// All subscriptions, the idle ones included.
@@ -153,6 +168,11 @@ pub(crate) fn run(options: &RelayOptions) -> Result<()> {
         Some(_) => ways.push(Way::Nats),
         None => eprintln!("!!! nats IS LEFT OUT: install the Debian package nats-server"),
     }
+    if moq::exists(&options.moq) {
+        ways.extend([Way::Moq, Way::MoqGroups]);
+    } else {
+        eprintln!("!!! moq-relay IS LEFT OUT: `make bench-relay` builds it");
+    }
     let mut all: BTreeMap<&str, Figures> = BTreeMap::new();
     for round in 0..options.rounds {
         for way in &ways {
@@ -185,14 +205,28 @@ async fn one_round(options: &RelayOptions, way: Way, figures: &mut Figures) -> R
     let before = memory_of(server.pid())?;
     let arrivals = Arc::new(Arrivals::default());
     let mut tasks = JoinSet::new();
-    let subscribed = tokio::time::timeout(TIMEOUT, subscribe(options, way, address, &arrivals, &mut tasks));
-    subscribed.await.context("the subscriptions take too long")??;
+    let mut load = None;
+    let subscribing = async {
+        match way {
+            _ if way.is_moq() => {
+                load = Some(moq::Load::start(options, address.port(), way == Way::MoqGroups).await?);
+                Ok(())
+            }
+            _ => subscribe(options, way, address, &arrivals, &mut tasks).await,
+        }
+    };
+    tokio::time::timeout(TIMEOUT, subscribing).await.context("the subscriptions take too long")??;
     tokio::time::sleep(SETTLE).await;
     let idle = memory_of(server.pid())?.saturating_sub(before);
     figures.idle_bytes.push(idle as f64 / way.subscriptions(options) as f64);
 
     let (begun, cpu) = (Instant::now(), cpu_of(server.pid())?);
-    let publishing = publish(options, way, address, &arrivals);
+    let publishing = async {
+        match &mut load {
+            Some(load) => load.run().await,
+            None => publish(options, way, address, &arrivals).await,
+        }
+    };
     tokio::select! {
         published = publishing => published?,
         Some(ended) = tasks.join_next() => {
@@ -210,8 +244,12 @@ async fn one_round(options: &RelayOptions, way: Way, figures: &mut Figures) -> R
 
 fn start(options: &RelayOptions, way: Way, dir: &Path) -> Result<(Running, SocketAddr)> {
     let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let mut listens = Port::Tcp(port);
     let program = if way == Way::Nats {
         Program::new("nats", "nats-server", dir).args(["-a", "127.0.0.1", "-p", &port.to_string()])
+    } else if way.is_moq() {
+        listens = Port::Udp(port);
+        moq::server(&options.moq, port, dir)
     } else {
         let document = format!(
             "node: relay\naccess-log: off\nlisteners:\n- {{name: web, bind: '127.0.0.1:{port}', protocol: http}}\n\
@@ -223,7 +261,7 @@ fn start(options: &RelayOptions, way: Way, dir: &Path) -> Result<(Running, Socke
         Program::new("relay", hermes, dir).args(["proxy", "--config"]).args([&file])
     };
     let mut server = program.start()?;
-    server.wait_listening(&[Port::Tcp(port)], Duration::from_secs(10))?;
+    server.wait_listening(&[listens], Duration::from_secs(10))?;
     Ok((server, (Ipv4Addr::LOCALHOST, port).into()))
 }
 

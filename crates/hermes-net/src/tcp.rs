@@ -131,8 +131,8 @@ pub fn poll_send_urgent(stream: &TcpStream, byte: u8, cx: &mut Context<'_>) -> P
 /// the writer when half of them are left.
 const MAX_UNSENT_BYTES: u32 = 256 << 10;
 
-/// Bounds the bytes of a connection that the kernel has taken, but not sent. Whatever is urgent within the connection waits
-/// behind them.
+/// Bounds the bytes of a connection that the kernel has taken, but not sent. Urgent bytes of the connection wait behind
+/// them.
 pub fn bound_unsent(stream: &TcpStream) {
     // Without the option, the connection works, too.
     let _ = SockRef::from(stream).set_tcp_notsent_lowat(MAX_UNSENT_BYTES);

@@ -6,7 +6,6 @@
 
 mod backfill;
 mod certified;
-mod cut_through;
 mod deliveries;
 mod directory;
 mod feeder;

@@ -4,6 +4,8 @@
 //! publication waits while a queue is full; publications of one channel that wait are served in the order of their arrival.
 //! Never: a write to a subscriber's connection.
 
+mod cut_through;
+
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Poll, ready};
@@ -32,7 +34,7 @@ use crate::next_channel::{ChannelRequests, refused as refused_by_next};
 use crate::receipts::count;
 use crate::siblings::Siblings;
 use crate::{RelayRequest, certified, channel, may_redirect, redirect, refusal, text, upstream, url_token, wish};
-use crate::{cut_through, locate, moves};
+use crate::{locate, moves};
 
 /// The fields that describe the content of a publication all begin so.
 const CONTENT_FIELDS: &str = "content-";
@@ -125,7 +127,7 @@ fn response(request: &RelayRequest<'_>, published: Result<Published, NotPublishe
 }
 
 /// The request of a publication for the next relay. The page was judged here, and the body has arrived.
-pub(crate) fn without_page(mut facts: Facts) -> Facts {
+fn without_page(mut facts: Facts) -> Facts {
     for name in [ORIGIN, EXPECT, MOVE] {
         facts.headers.remove(name);
     }
@@ -306,7 +308,7 @@ impl Outlet {
 
     /// Puts a publication into the queues of this relay, and counts. A reliable one waits until all queues have room, and until
     /// reliable publications before it are in them.
-    pub(crate) async fn queue_here(&self, content: NewPublication) -> Result<Receipt, PublishError> {
+    async fn queue_here(&self, content: NewPublication) -> Result<Receipt, PublishError> {
         let queued = match self.mode {
             RelayMode::Realtime => {
                 let (epoch, now) = (rand::random(), self.siblings.clock.now());
@@ -325,7 +327,7 @@ impl Outlet {
     }
 
     /// Waits until the relays that keep a copy have a publication, if it is reliable.
-    pub(crate) async fn copied(&self, receipt: Receipt) -> Result<Published, PublishError> {
+    async fn copied(&self, receipt: Receipt) -> Result<Published, PublishError> {
         let has_copies = self.mode == RelayMode::Reliable && self.siblings.are_peers() && self.relay().keeps_history();
         let copies = match receipt.id.filter(|_| has_copies) {
             Some(id) => self.copies(id).await?,
@@ -334,7 +336,7 @@ impl Outlet {
         Ok(Published { receipt, copies })
     }
 
-    /// The origin of the root, to which the client is to be redirected. `None`: it is this node, or is not known, or the client stays.
+    /// The origin of the root, to which the client is redirected. `None`: it is this node, or is not known, or the client stays.
     async fn elsewhere(&self) -> Result<Option<Box<str>>, NotPublished> {
         if !self.may_redirect || !self.siblings.have_urls() {
             return Ok(None);
@@ -347,7 +349,7 @@ impl Outlet {
     }
 
     /// Whether this node is the root of the channel.
-    pub(crate) async fn leads(&self) -> Result<bool, NotPublished> {
+    async fn leads(&self) -> Result<bool, NotPublished> {
         Ok(!self.siblings.exist() || matches!(self.place().await?, Outcome::Leads))
     }
 

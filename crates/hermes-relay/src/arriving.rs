@@ -207,7 +207,7 @@ impl ContentWriter {
         Self { content, waiting: Vec::new(), next: BytesMut::new(), held: 0, arrived: 0 }
     }
 
-    /// What the readers read.
+    /// The content for readers.
     pub fn content(&self) -> Arc<Arriving> {
         self.content.clone()
     }
@@ -285,6 +285,7 @@ impl Drop for ContentWriter {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -5,14 +5,14 @@
 
 use crate::EventId;
 
-/// What lies between the position of a subscriber and the one that its channel had when it joined.
+/// The publications between the position of a subscriber and the one that its channel had when it joined.
 #[derive(Clone, Copy, Debug)]
 pub struct Lacking {
     position: EventId,
     until: EventId,
 }
 
-/// What to do with a publication of the feeding relay.
+/// The fate of a publication of the feeding relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offered {
     /// The subscriber gets it.
@@ -33,7 +33,7 @@ pub struct MissedUntil {
 }
 
 impl Lacking {
-    /// What is after `position`, up to and with `until`.
+    /// The publications after `position`, up to and with `until`.
     pub fn new(position: EventId, until: EventId) -> Self {
         Self { position, until }
     }
@@ -61,7 +61,7 @@ impl Lacking {
         if is_same_epoch && id.sequence <= self.position.sequence {
             return Offered::Skip;
         }
-        // What comes after `until` arrives by the channel.
+        // Publications after `until` arrive by the channel.
         if !is_same_epoch || id.sequence > self.until.sequence {
             return Offered::Gap(self.give_up());
         }

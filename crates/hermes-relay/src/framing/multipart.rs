@@ -34,7 +34,7 @@ pub(super) fn tail(boundary: &str) -> Bytes {
     format!("\r\n--{boundary}\r\n").into()
 }
 
-/// Writes the bytes before the content, which has this length. `None`: there is none, since the publisher has broken off, or the
+/// Writes the bytes before the content, which has this length. `None`: the publisher has broken off, or the
 /// delivery is a gap.
 pub(super) fn write_head(
     out: &mut Vec<u8>,

@@ -15,24 +15,24 @@ use hermes_transport::error::Error;
 use http::{HeaderMap, StatusCode};
 use http_body::Body;
 
+use super::{NotPublished, Outlet, Published, without_page};
 use crate::RelayRequest;
-use crate::publish::{NotPublished, Outlet, Published, without_page};
 
 /// Shorter content arrives at once, more or less.
-pub(crate) const MIN_BYTES: u64 = 64 << 10;
+pub(super) const MIN_BYTES: u64 = 64 << 10;
 /// The bytes that have arrived before subscribers get the beginning.
 const MIN_BEGINNING: usize = 16 << 10;
 
 /// Whether a publication of this length is to reach subscribers while it arrives. `None`: the length is not announced.
-pub(crate) fn is_for(request: &RelayRequest<'_>, outlet: &Outlet, length: Option<u64>) -> bool {
+pub(super) fn is_for(request: &RelayRequest<'_>, outlet: &Outlet, length: Option<u64>) -> bool {
     let settings = request.settings;
     let is_long = length.is_some_and(|length| (MIN_BYTES..=settings.unit).contains(&length));
     let moves = request.entry.facts.headers.contains_key(MOVE);
     settings.cut_through && is_long && outlet.audience() == Audience::All && !moves
 }
 
-/// Publishes while the content arrives. `None`: it is to be published when it has arrived, and nothing of it was read.
-pub(crate) async fn serve<B>(
+/// Publishes while the content arrives. `None`: nothing of it was read, and it is published when it has arrived.
+pub(super) async fn serve<B>(
     request: &RelayRequest<'_>,
     outlet: &Outlet,
     headers: &HeaderMap,
