@@ -39,6 +39,8 @@ struct Lease {
 #[derive(Debug, Default)]
 struct Leases {
     by_channel: HashMap<Arc<str>, Lease>,
+    /// The number of leases of each node.
+    by_node: HashMap<Arc<str>, usize>,
     /// The time of the latest search for outdated ones.
     swept: Option<Instant>,
 }
@@ -110,9 +112,23 @@ impl Directory {
         if leases.insert(channel, lease) { Ok(()) } else { Err(NotRegistered::Full) }
     }
 
+    /// Whichever node is the root of the fewest channels: this one, which has so many of each home, or another one. A home knows
+    /// its own channels, which are a sample of all.
+    pub(crate) fn least_loaded(
+        &self,
+        (own, channels): (Arc<str>, usize),
+        others: impl Iterator<Item = Arc<str>>,
+    ) -> Arc<str> {
+        let mut leases = self.lock();
+        leases.sweep();
+        let of_other = |node: Arc<str>| (leases.by_node.get(&node).copied().unwrap_or_default(), node);
+        let least = others.map(of_other).min_by_key(|(count, _)| *count);
+        least.filter(|(count, _)| *count < channels).map_or(own, |(_, node)| node)
+    }
+
     /// Forgets the root of a channel.
     pub(crate) fn forget(&self, channel: &str) {
-        self.lock().by_channel.remove(channel);
+        self.lock().remove(channel);
     }
 }
 
@@ -122,19 +138,40 @@ impl Leases {
     }
 
     fn insert(&mut self, channel: &Arc<str>, lease: Lease) -> bool {
-        let now = Instant::now();
         let is_full =
             |leases: &Self| leases.by_channel.len() >= MAX_CHANNELS && !leases.by_channel.contains_key(channel);
-        // The search costs as much as the table is large.
-        if is_full(self) && self.swept.is_none_or(|swept| now > swept + ASSIGNED) {
-            self.swept = Some(now);
-            self.by_channel.retain(|_, lease| lease.until > now);
+        if is_full(self) {
+            self.sweep();
         }
         let has_room = !is_full(self);
         if has_room {
+            self.remove(channel);
+            *self.by_node.entry(lease.root.node.clone()).or_default() += 1;
             self.by_channel.insert(channel.clone(), lease);
         }
         has_room
+    }
+
+    fn remove(&mut self, channel: &str) {
+        let Some(lease) = self.by_channel.remove(channel) else { return };
+        if let Some(count) = self.by_node.get_mut(&lease.root.node) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_node.remove(&lease.root.node);
+            }
+        }
+    }
+
+    /// Removes outdated leases. The search costs as much as the table is large, so there is one in a while.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        if self.swept.is_some_and(|swept| now <= swept + ASSIGNED) {
+            return;
+        }
+        self.swept = Some(now);
+        let outdated: Vec<Arc<str>> =
+            self.by_channel.iter().filter(|(_, lease)| lease.until <= now).map(|(name, _)| name.clone()).collect();
+        outdated.iter().for_each(|channel| self.remove(channel));
     }
 }
 
@@ -165,5 +202,28 @@ mod tests {
         assert!(!directory.move_to(&channel, root(&one)), "it has just moved");
         tokio::time::advance(MOVE_INTERVAL).await;
         assert!(directory.move_to(&channel, root(&one)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_node_with_the_fewest_channels_is_the_least_loaded() {
+        let directory = Directory::default();
+        let [one, two, three] = ["one", "two", "three"].map(Arc::<str>::from);
+        let least = |own: usize| directory.least_loaded(("own".into(), own), [&one, &two, &three].into_iter().cloned());
+        let assign = |channel: &str, node: &Arc<str>| {
+            assert!(directory.assign(&channel.into(), Root { node: node.clone(), before: None }));
+        };
+        assert_eq!(least(0), "own".into());
+        assert_eq!(least(1), one, "the first of equal ones");
+        for (channel, node) in [("a", &one), ("b", &one), ("c", &two), ("d", &two), ("e", &three)] {
+            assign(channel, node);
+        }
+        assert_eq!((least(1), least(2)), ("own".into(), three.clone()));
+        directory.move_to(&"b".into(), Root { node: three.clone(), before: None });
+        directory.forget("a");
+        assert_eq!(least(1), one);
+        tokio::time::advance(2 * ASSIGNED).await;
+        assign("f", &one);
+        assert_eq!(least(1), two, "the others are outdated");
+        assert_eq!(directory.lock().by_node.len(), 1);
     }
 }

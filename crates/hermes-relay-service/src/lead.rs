@@ -5,6 +5,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hermes_model::snapshot::{ChannelRanking, RootChoice};
@@ -17,6 +18,7 @@ use crate::directory::Root;
 use crate::feeder::Feeder;
 use crate::feeds::{Progress, Refused};
 use crate::next_channel::{ChannelRequests, HandedOver, NextDelivery, StandBy};
+use crate::registry::RouteRelay;
 use crate::siblings::Siblings;
 use crate::upstream::{Better, FeedEnd, FeedTask, LINGER, asked};
 
@@ -80,7 +82,7 @@ impl FeedTask {
             return end;
         }
         self.progress.send_replace(Progress::Leading);
-        let _counted = CountedRoot::new(&self.siblings.worker.shared);
+        let _counted = CountedRoot::new(&self.siblings.worker.shared, &self.siblings.of_route);
         let mut tree = self.tree.clone();
         // The home of the channel has to know of a move.
         let mut keep_at = Instant::now() + if before.is_some() { Duration::ZERO } else { STAND_BY_INTERVAL };
@@ -310,18 +312,20 @@ impl CopyWatch {
     }
 }
 
-/// A channel of which this node is the root, for metrics.
-struct CountedRoot(Arc<Shared>);
+/// A channel of which this node is the root.
+struct CountedRoot(Arc<Shared>, Arc<RouteRelay>);
 
 impl CountedRoot {
-    fn new(shared: &Arc<Shared>) -> Self {
+    fn new(shared: &Arc<Shared>, of_route: &Arc<RouteRelay>) -> Self {
         shared.metrics.relay_roots.inc();
-        Self(shared.clone())
+        of_route.roots.fetch_add(1, Ordering::Relaxed);
+        Self(shared.clone(), of_route.clone())
     }
 }
 
 impl Drop for CountedRoot {
     fn drop(&mut self) {
         self.0.metrics.relay_roots.dec();
+        self.1.roots.fetch_sub(1, Ordering::Relaxed);
     }
 }

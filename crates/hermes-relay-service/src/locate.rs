@@ -2,9 +2,10 @@
 //!
 //! In: a channel, and the peer at which a client asks for it. Out: the root. The home of a channel is the first peer by
 //! rendezvous hashing that can be reached. It assigns the root: the peer that the first client asks for, or the peer at which
-//! that client is, or itself. Never: a root that is no peer.
+//! that client is, or the one with the fewest channels. Never: a root that is no peer.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hermes_model::snapshot::RootChoice;
 
@@ -69,6 +70,13 @@ pub(crate) async fn assigned(
     }
     let reachable = |name: &&Arc<str>| **name == own || siblings.reaches(name);
     let wish = question.wish.filter(|wish| siblings.is_peer(wish)).filter(reachable).cloned();
-    let root = of(found.or(wish).or(question.peer).unwrap_or_else(|| own.clone()));
+    // The client is at no peer: at a node below them.
+    let least_loaded = || {
+        let peers = siblings.peers();
+        let of_each_home = siblings.of_route.roots.load(Ordering::Relaxed) / peers.len().max(1);
+        let others = peers.into_iter().filter(|peer| *peer != own && siblings.reaches(peer));
+        directory.least_loaded((own.clone(), of_each_home), others)
+    };
+    let root = of(found.or(wish).or(question.peer).unwrap_or_else(least_loaded));
     if directory.assign(channel, root.clone()) { root } else { of(own) }
 }

@@ -4,7 +4,7 @@
 //! that no longer is a relay, or is a part of another tree, ends it. Never: a relay that two routes share, or one of a route that the node no longer has.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -61,6 +61,8 @@ pub(crate) struct RouteRelay {
     pub(crate) feeds: Feeds,
     /// Log lines about subscriptions at the next relay that broke off.
     pub(crate) breaks: LogThrottle,
+    /// The channels of which this node is the root.
+    pub(crate) roots: AtomicUsize,
     /// The other relays of the route.
     pub(crate) tree: watch::Sender<RelayTree>,
 }
@@ -118,6 +120,7 @@ impl Relays {
             directory: Directory::default(),
             feeds: Feeds::default(),
             breaks: LogThrottle::default(),
+            roots: AtomicUsize::new(0),
             tree: watch::Sender::new(settings.tree.clone()),
         });
         if !is_current {

@@ -80,6 +80,12 @@ impl Siblings {
         Some(self.node()).filter(|node| self.is_peer(node))
     }
 
+    /// The names of all peers.
+    pub(crate) fn peers(&self) -> Vec<Arc<str>> {
+        let tree = self.of_route.tree.borrow();
+        tree.peers().map(|peers| peers.all.iter().map(|peer| peer.node.clone()).collect()).unwrap_or_default()
+    }
+
     /// Whether a node is a peer.
     pub(crate) fn is_peer(&self, node: &str) -> bool {
         let tree = self.of_route.tree.borrow();

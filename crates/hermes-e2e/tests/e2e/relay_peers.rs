@@ -292,6 +292,31 @@ async fn a_change_of_the_peers_moves_the_channels() {
     }
 }
 
+/// A client that is at no peer gets the one with the fewest channels.
+#[tokio::test]
+async fn the_least_loaded_peer_is_the_root_for_a_client_below_all() {
+    let peers = Peers::with("{node: one}, {node: two}", "first").await;
+    let mut subscribers = Vec::new();
+    // The third node is no peer.
+    for (at, name) in [(0, "near"), (2, "below")] {
+        for number in 0..12 {
+            let path = format!("/events/{name}-{number}");
+            let subscriber = Subscriber::start(peers.at(at), &path, &json(&["--fail"]));
+            let is_known = async || {
+                let (_, head, _) = publish(peers.at(at), &path, "begin", &POST).await;
+                field(&head, "hermes-subscribers") == Some("1")
+            };
+            hermes_testkit::poll::until("the root knows the subscriber", is_known).await;
+            subscribers.push(subscriber);
+        }
+        if at == 0 {
+            peers.at(0).metric_is("hermes_relay_roots", "", 12.0).await;
+        }
+    }
+    // Each home knows about half of the channels, and evens out what it knows.
+    peers.at(1).metric_reaches("hermes_relay_roots", "", 9.0).await;
+}
+
 /// Only one relay knows all members of a group, wherever they subscribe.
 #[tokio::test]
 async fn a_group_has_members_at_all_peers() {
