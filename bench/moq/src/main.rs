@@ -1,7 +1,7 @@
 //! One publisher and many subscribers of a track at a moq-relay.
 //!
-//! In: the relay's port, the numbers of subscribers, publications and bytes, and `group` if each publication is to have a
-//! stream of its own. It writes `ready` when all have subscribed, publishes after a line of standard input, and writes
+//! In: the relay's port, and the numbers of subscribers, publications and bytes. All publications are one group, whose stream
+//! loses none; a relay may leave out older groups. It writes `ready` when all have subscribed, publishes after a line of standard input, and writes
 //! `done` when all publications have arrived everywhere. Never: more than [`WINDOW`] publications under way.
 
 use std::sync::Arc;
@@ -29,8 +29,6 @@ struct Load {
     subscribers: usize,
     publications: u64,
     bytes: usize,
-    /// Each publication is a group, which has a stream of its own.
-    is_group_each: bool,
 }
 
 #[derive(Default)]
@@ -60,15 +58,14 @@ fn client() -> Result<moq_tokio::Client> {
 
 fn load() -> Result<Load> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [port, subscribers, publications, bytes, rest @ ..] = arguments.as_slice() else {
-        bail!("usage: moq-load PORT SUBSCRIBERS PUBLICATIONS BYTES [group]");
+    let [port, subscribers, publications, bytes] = arguments.as_slice() else {
+        bail!("usage: moq-load PORT SUBSCRIBERS PUBLICATIONS BYTES");
     };
     Ok(Load {
         url: Url::parse(&format!("https://localhost:{port}/"))?,
         subscribers: subscribers.parse()?,
         publications: publications.parse()?,
         bytes: bytes.parse()?,
-        is_group_each: rest.first().is_some_and(|mode| mode == "group"),
     })
 }
 
@@ -136,13 +133,8 @@ async fn subscribe(origin: &moq_net::origin::Producer) -> Result<track::Subscrib
 
 async fn count(mut track: track::Subscriber, bytes: usize, arrivals: &Arc<Arrivals>) -> Result<()> {
     while let Some(group) = track.recv_group().await? {
-        let group: group::Consumer = group;
-        let mut group = group;
+        let mut group: group::Consumer = group;
         while let Some(frame) = group.read_frame().await? {
-            // The first one begins the group before anybody counts.
-            if frame.payload.is_empty() {
-                continue;
-            }
             ensure!(frame.payload.len() == bytes, "a frame has {} bytes", frame.payload.len());
             arrivals.add();
         }
@@ -150,15 +142,12 @@ async fn count(mut track: track::Subscriber, bytes: usize, arrivals: &Arc<Arriva
     Ok(())
 }
 
-async fn publish(mut track: track::Producer, load: &Load, arrivals: &Arrivals) -> Result<()> {
+async fn publish(track: track::Producer, load: &Load, arrivals: &Arrivals) -> Result<()> {
     let content = Bytes::from(vec![b'x'; load.bytes]);
-    let mut one_group = if load.is_group_each { None } else { Some(track.append_group()?) };
+    let mut group = track.append_group()?;
     for number in 0..load.publications {
         arrivals.reach(number.saturating_sub(WINDOW) * load.subscribers as u64).await;
-        match &mut one_group {
-            Some(group) => group.write_frame(Timestamp::now(), content.clone())?,
-            None => track.write_frame(Timestamp::now(), content.clone())?,
-        }
+        group.write_frame(Timestamp::now(), content.clone())?;
     }
     let all = arrivals.reach(load.publications * load.subscribers as u64);
     tokio::time::timeout(Duration::from_secs(120), all).await.context("a delivery is missing")

@@ -83,8 +83,6 @@ enum Way {
     Nats,
     /// MoQ with one subscription on each connection, and all publications on one stream.
     Moq,
-    /// The same, and each publication has a stream of its own.
-    MoqGroups,
 }
 
 impl Way {
@@ -95,7 +93,6 @@ impl Way {
             Self::HermesH2Own => "hermes-h2-own",
             Self::Nats => "nats",
             Self::Moq => "moq",
-            Self::MoqGroups => "moq-groups",
         }
     }
 }
@@ -105,12 +102,8 @@ impl Way {
     fn streams_a_connection(self) -> usize {
         match self {
             Self::HermesH2 | Self::HermesH2BesideIdle => STREAMS_A_CONNECTION,
-            Self::HermesH2Own | Self::Nats | Self::Moq | Self::MoqGroups => 1,
+            Self::HermesH2Own | Self::Nats | Self::Moq => 1,
         }
-    }
-
-    fn is_moq(self) -> bool {
-        matches!(self, Self::Moq | Self::MoqGroups)
     }
 
     /// All subscriptions, the idle ones included.
@@ -169,7 +162,7 @@ pub(crate) fn run(options: &RelayOptions) -> Result<()> {
         None => eprintln!("!!! nats IS LEFT OUT: install the Debian package nats-server"),
     }
     if moq::exists(&options.moq) {
-        ways.extend([Way::Moq, Way::MoqGroups]);
+        ways.push(Way::Moq);
     } else {
         eprintln!("!!! moq-relay IS LEFT OUT: `make bench-relay` builds it");
     }
@@ -208,8 +201,8 @@ async fn one_round(options: &RelayOptions, way: Way, figures: &mut Figures) -> R
     let mut load = None;
     let subscribing = async {
         match way {
-            _ if way.is_moq() => {
-                load = Some(moq::Load::start(options, address.port(), way == Way::MoqGroups).await?);
+            Way::Moq => {
+                load = Some(moq::Load::start(options, address.port()).await?);
                 Ok(())
             }
             _ => subscribe(options, way, address, &arrivals, &mut tasks).await,
@@ -247,7 +240,7 @@ fn start(options: &RelayOptions, way: Way, dir: &Path) -> Result<(Running, Socke
     let mut listens = Port::Tcp(port);
     let program = if way == Way::Nats {
         Program::new("nats", "nats-server", dir).args(["-a", "127.0.0.1", "-p", &port.to_string()])
-    } else if way.is_moq() {
+    } else if way == Way::Moq {
         listens = Port::Udp(port);
         moq::server(&options.moq, port, dir)
     } else {

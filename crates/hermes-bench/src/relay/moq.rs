@@ -49,13 +49,12 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Waits until all have subscribed. `is_group_each`: each publication has a stream of its own.
-    pub(super) async fn start(options: &RelayOptions, port: u16, is_group_each: bool) -> Result<Self> {
+    /// Waits until all have subscribed.
+    pub(super) async fn start(options: &RelayOptions, port: u16) -> Result<Self> {
         let numbers = [port.to_string(), options.subscribers.to_string(), options.publications.to_string()];
         let mut child = Command::new(load(&options.moq))
             .args(numbers)
             .arg(options.bytes.to_string())
-            .args(is_group_each.then_some("group"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
