@@ -22,8 +22,8 @@ static SECRETS: LazyLock<[Secret; 2]> = LazyLock::new(|| {
     ["AAECAwQFBgcICQoLDA0ODw==", "EBESExQVFhcYGRobHB0eHw=="].map(|text| Secret::parse(text).expect("a secret"))
 });
 
-/// What nobody has encrypted does not open. What is encrypted opens with the same secret alone, and only unchanged: the
-/// first two bytes name the byte that is changed, and how.
+/// Content that was not encrypted does not open. Encrypted content opens only unchanged, and with the same secret. The first
+/// two bytes of the input select the byte to change, and how.
 pub fn relay_secret(data: &[u8]) {
     let [ours, other] = &*SECRETS;
     assert_eq!(ours.open(data), None);

@@ -1,8 +1,8 @@
 //! One publisher and many subscribers of a track at a moq-relay.
 //!
-//! In: the relay's port, and the numbers of subscribers, publications and bytes. All publications are one group, whose stream
-//! loses none; a relay may leave out older groups. It writes `ready` when all have subscribed, publishes after a line of standard input, and writes
-//! `done` when all publications have arrived everywhere. Never: more than [`WINDOW`] publications under way.
+//! In: the relay's port, and the numbers of subscribers, publications and bytes. All publications are one group, so they share
+//! a stream. It writes `ready` when all have subscribed, publishes after a line of standard input, and writes `done` when all
+//! publications have arrived everywhere. Never: more than [`WINDOW`] publications under way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

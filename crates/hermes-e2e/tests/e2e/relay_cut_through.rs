@@ -123,7 +123,7 @@ routes: [{{name: events, match: {{path: '/events/*'}}, relay: {{upstream: root, 
     root.metric_is("hermes_relay_subscriptions", "", 3.0).await;
     let before = field(&publish(&root, "/events/a", "before", &HOST).await.1, "hermes-event-id").unwrap().to_owned();
     let content = content();
-    // Who has sent hardly anything reaches nobody.
+    // A publisher that has sent hardly anything reaches nobody.
     for count in [0, 100] {
         drop(Publisher::begin(&root, "/events/a", &content.as_bytes()[..count]).await);
     }
@@ -155,7 +155,7 @@ async fn a_publisher_does_not_hold_up_subscribers_for_long() {
     let mut whole = Subscriber::new(&node, "/hasty/a", &json(), 1).await;
     let content = content();
     let mut publisher = Publisher::begin(&node, "/hasty/a", &content.as_bytes()[..100_000]).await;
-    // It goes on, but too slowly.
+    // The publisher continues, but too slowly.
     let trickle = async {
         for byte in content.as_bytes()[100_000..].chunks(1) {
             if publisher.0.write_all(byte).await.is_err() {

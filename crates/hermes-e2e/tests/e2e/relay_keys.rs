@@ -439,12 +439,12 @@ upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
     assert_eq!(curl(&edge, &token("/secret", 600), &refreshing).await.0, 204);
 
     // A client refreshes as long as its token allows, and not only for half of its time.
-    let url = format!("http://{authority}{}", token("/news", 6));
+    let url = format!("http://{authority}{}", token("/news", 12));
     let mut reader = Command::new(hermes());
     reader.args(["subscribe", &url]).stderr(Stdio::piped());
     let mut reader = Subscriber::run(&mut reader);
     edge.metric_is("hermes_relay_subscriptions", "", 2.0).await;
-    tokio::time::sleep(Duration::from_millis(4500)).await;
+    tokio::time::sleep(Duration::from_millis(7500)).await;
     publish(&root, "/news", "late", &["--header", &format!("host: {authority}")]).await;
     assert_eq!(reader.line().await, "late");
     assert_eq!(reader.end().await.0, 1, "it ends with its token");
