@@ -89,6 +89,7 @@ bench-relay: release setup ## a relay beside NATS, moq-relay, a bare relay, ping
 	$(CARGO) build --release --locked --manifest-path bench/moq/Cargo.toml --target-dir $(TARGET)/moq
 	$(CARGO) run --release -p hermes-bench -- relay --out bench/results --hermes $(TARGET)/release/hermes --moq $(TARGET)/moq
 	$(CARGO) run --release -p hermes-bench -- relay-pair --out bench/results --hermes $(TARGET)/release/hermes
+	$(CARGO) run --release -p hermes-bench -- relay-receivers --out bench/results --hermes $(TARGET)/release/hermes
 	$(CARGO) run --release -p hermes-bench -- relay-rendezvous --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-video: release setup ## the video case, 30 runs

@@ -67,7 +67,9 @@ enum Command {
     Relay(relay::RelayOptions),
     /// Two clients and a relay between them, beside a bare relay, ping and a bare forwarder (HTTP-RS, Table 1, Figure 7).
     RelayPair(relay::pair::PairOptions),
-    /// A relay that a rendezvous chooses, beside the relay of median performance (HTTP-RS, Figure 8d)
+    /// Many receivers and many pairs, and a relaying node beside the receivers (HTTP-RS, Figure 8a to c).
+    RelayReceivers(relay::receivers::ReceiversOptions),
+    /// A relay that a rendezvous chooses, beside the relay of median performance (HTTP-RS, Figure 8d).
     RelayRendezvous(relay::rendezvous::RendezvousOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
@@ -137,6 +139,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Gateway(options) => gateway::run(&options).map(|()| ExitCode::SUCCESS),
         Command::RelayPair(options) => relay::pair::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::RelayReceivers(options) => relay::receivers::run(&options).map(|()| ExitCode::SUCCESS),
         Command::RelayRendezvous(options) => relay::rendezvous::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Bare(args) => relay::bare::serve(&args).map(|()| ExitCode::SUCCESS),
         Command::Relay(options) => relay::run(&options).map(|()| ExitCode::SUCCESS),

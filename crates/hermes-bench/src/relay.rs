@@ -5,9 +5,12 @@
 //! publications are under way at once, so that no queue fills. Never: a round in which a delivery is missing.
 
 pub(crate) mod bare;
+mod client;
 mod moq;
 pub(crate) mod pair;
+pub(crate) mod receivers;
 pub(crate) mod rendezvous;
+mod voice;
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -246,7 +249,7 @@ fn start(options: &RelayOptions, way: Way, dir: &Path) -> Result<(Running, Socke
     } else {
         let document = format!(
             "node: relay\naccess-log: off\nlisteners:\n- {{name: web, bind: '127.0.0.1:{port}', protocol: http}}\n\
-             routes:\n- {{name: all, match: {{path: '/*'}}, relay: {{per-client: 100000}}}}\n"
+             routes:\n- {{name: all, match: {{path: '/*'}}, relay: {{subscriptions: 200000, per-client: 200000}}}}\n"
         );
         let file = dir.join("relay.yaml");
         std::fs::write(&file, document)?;
@@ -361,7 +364,7 @@ async fn publish(options: &RelayOptions, way: Way, address: SocketAddr, arrivals
     };
     let sender = if to_nats.is_none() { Some(connect(address, &mut tasks).await?) } else { None };
     for number in 0..options.publications {
-        arrivals.reach(number.saturating_sub(WINDOW) * subscribers).await?;
+        reach(arrivals, number.saturating_sub(WINDOW) * subscribers, &mut tasks).await?;
         if let Some(nats) = &mut to_nats {
             let head = format!("PUB t {}\r\n", content.len());
             nats.get_mut().write_all(&[head.as_bytes(), &content, b"\r\n"].concat()).await?;
@@ -379,5 +382,19 @@ async fn publish(options: &RelayOptions, way: Way, address: SocketAddr, arrivals
             });
         }
     }
-    arrivals.reach(options.publications * subscribers).await
+    reach(arrivals, options.publications * subscribers, &mut tasks).await
+}
+
+/// Waits for deliveries, or for the first publication that fails.
+async fn reach(arrivals: &Arrivals, count: u64, tasks: &mut JoinSet<Result<()>>) -> Result<()> {
+    let failed = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        reached = arrivals.reach(count) => reached,
+        failed = failed => failed,
+    }
 }

@@ -6,18 +6,19 @@
 //! round in which a publication is missing.
 
 use std::collections::BTreeMap;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use hermes_testkit::netns::Namespace;
 use hermes_testkit::process::{Port, Program, Running};
 use serde::Serialize;
 
+use super::client::{Publication, TIMEOUT, await_bytes, connect, ended, ending, publish_all, read_all, subscribe};
+use super::voice;
 use crate::pep::{cpu_of, mean_and_median};
 
 const ALICE: Ipv4Addr = Ipv4Addr::new(10, 1, 0, 2);
@@ -28,8 +29,8 @@ const HERMES_PORT: u16 = 8001;
 const BARE_PORT: u16 = 8002;
 const FORWARDER_PORT: u16 = 8003;
 const BOB_PORT: u16 = 8004;
-/// The time for the start of a server, and for an answer.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// The most publications of a size, so that small ones take no longer than large ones.
+const MAX_UNITS: usize = 50_000;
 
 /// The options of the benchmark.
 #[derive(Debug, Clone, Args)]
@@ -55,6 +56,15 @@ pub(crate) struct PairOptions {
     /// Rate of both links for a second transfer of each round, as `tc` writes it. The paper's links have 10 Gbit/s.
     #[arg(long, default_value = "10gbit")]
     link: String,
+    /// Sizes whose round trips and throughput are measured in each round, in bytes.
+    #[arg(long, value_delimiter = ',', default_values_t = [160, 1_000, 10_000, 100_000, 1_000_000, 10_000_000])]
+    sizes: Vec<usize>,
+    /// Round trips of a size.
+    #[arg(long, default_value_t = 200)]
+    size_trips: usize,
+    /// Seconds of a voice stream after the rounds.
+    #[arg(long, default_value_t = 120)]
+    voice: u64,
     /// Rounds of each contender.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
@@ -71,6 +81,16 @@ struct Figures {
     limited_gbit_s: Vec<f64>,
     /// CPU seconds of the server for each gigabyte.
     cpu_s_a_gb: Vec<f64>,
+    /// By the size of a publication.
+    sizes: BTreeMap<usize, OfSize>,
+}
+
+/// The figures of a contender with publications of one size.
+#[derive(Debug, Default, Serialize)]
+struct OfSize {
+    /// Medians of the rounds, in milliseconds. Empty for the forwarder.
+    round_trip_ms: Vec<f64>,
+    gbit_s: Vec<f64>,
 }
 
 /// The namespaces, and the servers on the host.
@@ -134,95 +154,38 @@ impl Testbed {
     }
 }
 
-/// The outcome of a thread in a namespace.
-fn ended<T>(thread: JoinHandle<hermes_testkit::Result<Result<T>>>) -> Result<T> {
-    thread.join().map_err(|_| anyhow!("a thread of the benchmark panicked"))??
-}
-
-fn connect(address: SocketAddr) -> Result<TcpStream> {
-    let stream = TcpStream::connect(address).context(address.to_string())?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    Ok(stream)
-}
-
-/// Subscribes, and returns the connection after the head of the response.
-fn subscribe(address: SocketAddr, path: &str) -> Result<TcpStream> {
-    let mut stream = connect(address)?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: relay\r\nhermes-subscribe: true\r\naccept: multipart/mixed\r\n\r\n")?;
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") {
-        stream.read_exact(&mut byte)?;
-        head.push(byte[0]);
-    }
-    ensure!(head.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&head));
-    Ok(stream)
-}
-
-fn publication(path: &str, content: &[u8]) -> Vec<u8> {
-    let mut request = format!(
-        "POST {path} HTTP/1.1\r\nhost: relay\r\nhermes-relay: reliable\r\ncontent-length: {}\r\n\r\n",
-        content.len()
-    )
-    .into_bytes();
-    request.extend_from_slice(content);
-    request
-}
-
-/// Reads until these bytes have arrived.
-fn await_bytes(stream: &mut TcpStream, buffer: &mut Vec<u8>, wanted: &[u8]) -> Result<()> {
-    let mut part = [0; 16 << 10];
-    loop {
-        if let Some(at) = buffer.windows(wanted.len()).position(|window| window == wanted) {
-            buffer.drain(..at + wanted.len());
-            return Ok(());
-        }
-        let read = stream.read(&mut part)?;
-        ensure!(read > 0, "the relay closed a connection");
-        buffer.extend_from_slice(&part[..read]);
-    }
-}
-
-/// The content of a publication, which no other one has.
-fn content(number: usize, bytes: usize) -> Vec<u8> {
-    format!("{number:08}").into_bytes().into_iter().cycle().take(bytes).collect()
-}
-
 /// Publishes to one channel, and waits for what arrives on another one.
 struct Player {
     publisher: TcpStream,
+    publication: Publication,
     responses: Vec<u8>,
     subscriber: TcpStream,
     arrived: Vec<u8>,
-    to: &'static str,
-    bytes: usize,
 }
 
 impl Player {
-    fn new(address: SocketAddr, from: &str, to: &'static str, bytes: usize) -> Result<Self> {
+    fn new(address: SocketAddr, from: &str, to: &str, bytes: usize) -> Result<Self> {
         let (subscriber, publisher) = (subscribe(address, from)?, connect(address)?);
-        Ok(Self { publisher, responses: Vec::new(), subscriber, arrived: Vec::new(), to, bytes })
+        let publication = Publication::new(to, "reliable", bytes);
+        Ok(Self { publisher, publication, responses: Vec::new(), subscriber, arrived: Vec::new() })
     }
 
     fn send(&mut self, number: usize) -> Result<()> {
-        Ok(self.publisher.write_all(&publication(self.to, &content(number, self.bytes)))?)
+        Ok(self.publisher.write_all(self.publication.numbered(number))?)
     }
 
     fn receive(&mut self, number: usize) -> Result<()> {
-        await_bytes(&mut self.subscriber, &mut self.arrived, &content(number, self.bytes))
+        await_bytes(&mut self.subscriber, &mut self.arrived, &ending(number))
     }
 
     /// Reads the response to the latest publication.
     fn confirm(&mut self) -> Result<()> {
-        let before = self.responses.len();
-        await_bytes(&mut self.publisher, &mut self.responses, b"\r\n\r\n").with_context(|| format!("{before} bytes"))
+        await_bytes(&mut self.publisher, &mut self.responses, b"\r\n\r\n")
     }
 }
 
 /// The median round-trip time over a relay.
-fn round_trips(testbed: &Testbed, options: &PairOptions, port: u16) -> Result<f64> {
-    let (trips, bytes) = (options.trips, options.bytes);
+fn round_trips(testbed: &Testbed, port: u16, trips: usize, bytes: usize) -> Result<f64> {
     let (ready, is_ready) = std::sync::mpsc::channel();
     let bob = testbed.bob.spawn_thread(move || -> Result<_> {
         let mut player = Player::new((HOST_BY_BOB, port).into(), "/to-bob", "/to-alice", bytes)?;
@@ -265,56 +228,58 @@ fn ping(testbed: &Testbed, options: &PairOptions) -> Result<f64> {
     Ok(mean_and_median(&times).1)
 }
 
-/// Seconds for all large publications from Alice to Bob.
-fn transfer(testbed: &Testbed, options: &PairOptions, port: u16, path: &'static str) -> Result<f64> {
-    let (unit, count) = (options.unit, options.total / options.unit);
-    let (ready, is_ready) = std::sync::mpsc::channel();
-    let bob = testbed.bob.spawn_thread(move || -> Result<_> {
-        let mut stream = if port == FORWARDER_PORT {
-            let listener = TcpListener::bind((BOB, BOB_PORT))?;
-            ready.send(())?;
-            listener.accept()?.0
-        } else {
-            let stream = subscribe((HOST_BY_BOB, port).into(), path)?;
-            ready.send(())?;
-            stream
-        };
-        let mut buffer = vec![0; 256 << 10];
-        let mut arrived = 0;
-        // The framing of a relay comes on top.
-        while arrived < unit * count {
-            let read = stream.read(&mut buffer)?;
-            ensure!(read > 0, "the connection ended after {arrived} bytes");
-            arrived += read;
-        }
-        Ok(Instant::now())
-    })?;
-    let alice = testbed.alice.spawn_thread(move || -> Result<_> {
-        is_ready.recv_timeout(TIMEOUT)?;
-        let mut stream = connect((HOST_BY_ALICE, port).into())?;
-        let begun = Instant::now();
-        if port == FORWARDER_PORT {
+/// A transfer from Alice to Bob.
+#[derive(Clone, Copy)]
+struct Transfer {
+    port: u16,
+    path: &'static str,
+    /// Bytes of a publication.
+    unit: usize,
+    count: usize,
+}
+
+impl Transfer {
+    fn new(port: u16, path: &'static str, unit: usize, total: usize) -> Self {
+        Self { port, path, unit, count: total / unit }
+    }
+
+    /// The seconds that it takes.
+    fn run(self, testbed: &Testbed) -> Result<f64> {
+        let Self { port, path, unit, count } = self;
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let bob = testbed.bob.spawn_thread(move || -> Result<_> {
+            let mut stream = if port == FORWARDER_PORT {
+                let listener = TcpListener::bind((BOB, BOB_PORT))?;
+                ready.send(())?;
+                listener.accept()?.0
+            } else {
+                let stream = subscribe((HOST_BY_BOB, port).into(), path)?;
+                ready.send(())?;
+                stream
+            };
+            read_all(&mut stream, unit * count)
+        })?;
+        let alice = testbed.alice.spawn_thread(move || -> Result<_> {
+            is_ready.recv_timeout(TIMEOUT)?;
+            let mut stream = connect((HOST_BY_ALICE, port).into())?;
+            if port != FORWARDER_PORT {
+                return publish_all(&mut stream, path, unit, count);
+            }
+            let begun = Instant::now();
             let content = vec![b'x'; unit];
             for _ in 0..count {
                 stream.write_all(&content)?;
             }
-            return Ok(begun);
-        }
-        let mut responses = stream.try_clone()?;
-        // Requests are sent one after the other, and their responses are read beside.
-        let reader = std::thread::spawn(move || -> Result<()> {
-            let mut buffer = Vec::new();
-            (0..count).try_for_each(|_| await_bytes(&mut responses, &mut buffer, b"HTTP/1.1 204"))
-        });
-        let request = publication(path, &vec![b'x'; unit]);
-        for _ in 0..count {
-            stream.write_all(&request)?;
-        }
-        reader.join().map_err(|_| anyhow!("a thread of the benchmark panicked"))??;
-        Ok(begun)
-    })?;
-    let (begun, ended) = (ended(alice)?, ended(bob)?);
-    Ok((ended - begun).as_secs_f64())
+            Ok(begun)
+        })?;
+        let (begun, ended) = (ended(alice)?, ended(bob)?);
+        Ok((ended - begun).as_secs_f64())
+    }
+
+    /// The gigabits of content in a second.
+    fn rate(self, testbed: &Testbed) -> Result<f64> {
+        Ok((self.unit * self.count) as f64 * 8e-9 / self.run(testbed)?)
+    }
 }
 
 /// Runs the measurements.
@@ -326,31 +291,15 @@ pub(crate) fn run(options: &PairOptions) -> Result<()> {
     let dir = tempfile::tempdir()?;
     let testbed = Testbed::new(options, dir.path())?;
     let mut all: BTreeMap<&str, Figures> = BTreeMap::new();
-    let relays = [("hermes", HERMES_PORT), ("bare relay", BARE_PORT)];
     for round in 0..options.rounds {
         eprintln!("round {} of {}", round + 1, options.rounds);
-        for (name, port) in relays {
-            let median = round_trips(&testbed, options, port).context(name)?;
-            all.entry(name).or_default().round_trip_ms.push(median);
-        }
-        all.entry("ping").or_default().round_trip_ms.push(ping(&testbed, options)?);
-        for (name, port, server, path) in [
-            ("hermes", HERMES_PORT, &testbed.hermes, "/large"),
-            ("hermes, cut-through", HERMES_PORT, &testbed.hermes, "/cut/large"),
-            ("bare relay", BARE_PORT, &testbed.bare, "/large"),
-            ("forwarder", FORWARDER_PORT, &testbed.forwarder, ""),
-        ] {
-            let cpu = cpu_of(server.pid())?;
-            let seconds = transfer(&testbed, options, port, path).context(name)?;
-            let figures = all.entry(name).or_default();
-            figures.gbit_s.push(options.total as f64 * 8e-9 / seconds);
-            figures.cpu_s_a_gb.push((cpu_of(server.pid())? - cpu) / (options.total as f64 * 1e-9));
-            testbed.limit(Some(&options.link))?;
-            let seconds = transfer(&testbed, options, port, path).context(name)?;
-            testbed.limit(None)?;
-            figures.limited_gbit_s.push(options.total as f64 * 8e-9 / seconds);
+        one_round(&testbed, options, &mut all)?;
+        for size in &options.sizes {
+            sizes_of_one_round(&testbed, options, *size, &mut all).with_context(|| format!("{size} bytes"))?;
         }
     }
+    eprintln!("{} s of voice", options.voice);
+    let voice = voice::measure(&testbed.alice, &testbed.bob, voice_by_relay(), (BOB, BOB_PORT).into(), options.voice)?;
     let PairOptions { link, rounds, .. } = options;
     println!("contender            round trip ms  Gbit/s  CPU s/GB  Gbit/s over {link}, medians of {rounds}");
     for (name, figures) in &all {
@@ -359,10 +308,72 @@ pub(crate) fn run(options: &PairOptions) -> Result<()> {
         let limited = median(&figures.limited_gbit_s);
         println!("{name:20} {trip:13.3} {rate:7.2} {cpu:9.2} {limited:11.2}");
     }
+    print_sizes(options, &all);
+    voice::print(&voice);
     let PairOptions { trips, bytes, total, unit, .. } = options;
     let report = serde_json::json!({
-        "trips": trips, "bytes": bytes, "total": total, "unit": unit, "link": link, "contenders": all,
+        "trips": trips, "bytes": bytes, "total": total, "unit": unit, "link": link, "contenders": all, "voice": voice,
     });
     let file = options.out.join("relay-pair.json");
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n").context(file.display().to_string())
+}
+
+fn voice_by_relay() -> [SocketAddr; 2] {
+    [(HOST_BY_ALICE, HERMES_PORT).into(), (HOST_BY_BOB, HERMES_PORT).into()]
+}
+
+fn one_round(testbed: &Testbed, options: &PairOptions, all: &mut BTreeMap<&str, Figures>) -> Result<()> {
+    for (name, port) in [("hermes", HERMES_PORT), ("bare relay", BARE_PORT)] {
+        let median = round_trips(testbed, port, options.trips, options.bytes).context(name)?;
+        all.entry(name).or_default().round_trip_ms.push(median);
+    }
+    all.entry("ping").or_default().round_trip_ms.push(ping(testbed, options)?);
+    for (name, port, server, path) in [
+        ("hermes", HERMES_PORT, &testbed.hermes, "/large"),
+        ("hermes, cut-through", HERMES_PORT, &testbed.hermes, "/cut/large"),
+        ("bare relay", BARE_PORT, &testbed.bare, "/large"),
+        ("forwarder", FORWARDER_PORT, &testbed.forwarder, ""),
+    ] {
+        let cpu = cpu_of(server.pid())?;
+        let transfer = Transfer::new(port, path, options.unit, options.total);
+        let rate = transfer.rate(testbed).context(name)?;
+        let figures = all.entry(name).or_default();
+        figures.gbit_s.push(rate);
+        figures.cpu_s_a_gb.push((cpu_of(server.pid())? - cpu) / (options.total as f64 * 1e-9));
+        testbed.limit(Some(&options.link))?;
+        let rate = transfer.rate(testbed).context(name)?;
+        testbed.limit(None)?;
+        figures.limited_gbit_s.push(rate);
+    }
+    Ok(())
+}
+
+fn sizes_of_one_round(
+    testbed: &Testbed,
+    options: &PairOptions,
+    size: usize,
+    all: &mut BTreeMap<&str, Figures>,
+) -> Result<()> {
+    let total = options.total.min(size * MAX_UNITS);
+    for (name, port) in [("hermes", HERMES_PORT), ("bare relay", BARE_PORT), ("forwarder", FORWARDER_PORT)] {
+        let figures = all.entry(name).or_default().sizes.entry(size).or_default();
+        if port != FORWARDER_PORT {
+            figures.round_trip_ms.push(round_trips(testbed, port, options.size_trips, size).context(name)?);
+        }
+        figures.gbit_s.push(Transfer::new(port, "/size", size, total).rate(testbed).context(name)?);
+    }
+    Ok(())
+}
+
+fn print_sizes(options: &PairOptions, all: &BTreeMap<&str, Figures>) {
+    println!("contender                bytes  round trip ms  Gbit/s, medians of {}", options.rounds);
+    for (name, figures) in all {
+        for (size, of_size) in &figures.sizes {
+            let trip = match of_size.round_trip_ms.is_empty() {
+                true => "-".to_owned(),
+                false => format!("{:.3}", mean_and_median(&of_size.round_trip_ms).1),
+            };
+            println!("{name:20} {size:9} {trip:>14} {:7.2}", mean_and_median(&of_size.gbit_s).1);
+        }
+    }
 }
