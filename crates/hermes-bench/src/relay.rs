@@ -248,7 +248,8 @@ fn start(options: &RelayOptions, way: Way, dir: &Path) -> Result<(Running, Socke
         moq::server(&options.moq, port, dir)
     } else {
         let document = format!(
-            "node: relay\naccess-log: off\nlisteners:\n- {{name: web, bind: '127.0.0.1:{port}', protocol: http}}\n\
+            "node: relay\naccess-log: off\nlimits: {{request-memory: 512MiB}}\n\
+             listeners:\n- {{name: web, bind: '127.0.0.1:{port}', protocol: http}}\n\
              routes:\n- {{name: all, match: {{path: '/*'}}, relay: {{subscriptions: 200000, per-client: 200000}}}}\n"
         );
         let file = dir.join("relay.yaml");

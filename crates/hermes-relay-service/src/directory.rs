@@ -112,7 +112,7 @@ impl Directory {
         if leases.insert(channel, lease) { Ok(()) } else { Err(NotRegistered::Full) }
     }
 
-    /// Whichever node is the root of the fewest channels: this one, which has so many of each home, or another one. A home knows
+    /// The node that is the root of the fewest channels: this one, with its count for each home, or another one. A home knows
     /// its own channels, which are a sample of all.
     pub(crate) fn least_loaded(
         &self,

@@ -90,7 +90,7 @@ pub(crate) struct FeedTask {
     pub(crate) has_led: bool,
     /// The time at which a root without subscribers looks whether it is of use.
     pub(crate) idle_at: Instant,
-    /// The time until which its copy counts as complete, although the root has gone.
+    /// The time until which its copy counts as complete after the root has left.
     pub(crate) complete_until: Cell<Option<Instant>>,
 }
 

@@ -191,7 +191,7 @@ fn await_subscribers(stream: &mut TcpStream, path: &str, count: usize) -> Result
         if head.contains(&format!("hermes-delivered: {count}\r\n")) {
             return Ok(());
         }
-        ensure!(begun.elapsed() < TIMEOUT, "{count} subscribers are not there: {head}");
+        ensure!(begun.elapsed() < TIMEOUT, "{count} subscribers are missing: {head}");
         std::thread::sleep(ASK_INTERVAL);
     }
 }
