@@ -22,6 +22,7 @@ use hermes_relay::{
 use hermes_signature::{Right, SIGNATURE, SIGNATURE_INPUT};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::{Error, Retry};
+use hermes_transport::runtime::session::WaitGuard;
 use http::header::{CONTENT_LENGTH, EXPECT, HeaderName, ORIGIN};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use http_body::Body as _;
@@ -75,7 +76,7 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     }
     // Before the content is sent: the client is to send it to the root.
     if !facts.headers.contains_key(MOVE) {
-        match outlet.elsewhere().await {
+        match outlet.redirect_target().await {
             Ok(Some(origin)) => return Ok(redirect(request, &origin)),
             Ok(None) => {}
             Err(error) => return response(request, Err(error)),
@@ -109,10 +110,11 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
         return Ok(refused);
     }
     let content = NewPublication { headers, body };
-    // A slow subscriber may take longer than the timeouts of the route.
-    request.entry.set_held(true);
-    let published = outlet.publish(without_page((**facts).clone()), content).await;
-    request.entry.set_held(false);
+    let published = {
+        // A slow subscriber may take longer than the timeouts of the route.
+        let _waits = WaitGuard::begin(request.entry);
+        outlet.publish(without_page((**facts).clone()), content).await
+    };
     response(request, published)
 }
 
@@ -303,7 +305,7 @@ impl Outlet {
     /// Publishes at this relay. A reliable publication waits until the relays that keep a copy have it.
     async fn publish_here(&self, content: NewPublication) -> Result<Published, PublishError> {
         let receipt = self.queue_here(content).await?;
-        self.copied(receipt).await
+        self.await_copies(receipt).await
     }
 
     /// Puts a publication into the queues of this relay, and counts. A reliable one waits until all queues have room, and until
@@ -327,7 +329,7 @@ impl Outlet {
     }
 
     /// Waits until the relays that keep a copy have a publication, if it is reliable.
-    async fn copied(&self, receipt: Receipt) -> Result<Published, PublishError> {
+    async fn await_copies(&self, receipt: Receipt) -> Result<Published, PublishError> {
         let has_copies = self.mode == RelayMode::Reliable && self.siblings.are_peers() && self.relay().keeps_history();
         let copies = match receipt.id.filter(|_| has_copies) {
             Some(id) => self.copies(id).await?,
@@ -337,7 +339,7 @@ impl Outlet {
     }
 
     /// The origin of the root, to which the client is redirected. `None`: it is this node, or is not known, or the client stays.
-    async fn elsewhere(&self) -> Result<Option<Box<str>>, NotPublished> {
+    async fn redirect_target(&self) -> Result<Option<Box<str>>, NotPublished> {
         if !self.may_redirect || !self.siblings.have_urls() {
             return Ok(None);
         }
@@ -473,7 +475,10 @@ where
         }
     }
     match parts {
-        Some(parts) => parts.finish().map_err(|error| Error::Malformed(error.to_string()))?,
+        Some(parts) => {
+            parts.content().count(std::mem::replace(reserved, relay.reserve()));
+            parts.finish().map_err(|error| Error::Malformed(error.to_string()))?;
+        }
         // Without spare capacity.
         None => return Ok(Ok(Bytes::from(whole.freeze().to_vec().into_boxed_slice()).into())),
     }

@@ -5,10 +5,12 @@
 //! announced.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
+
+use crate::publication::Reserved;
 
 /// A part has at least this many bytes, but for the last one and those between received pieces of [`MIN_OWN_BYTES`]. So their
 /// number is bounded.
@@ -24,13 +26,15 @@ const MIN_OWN_BYTES: usize = 48 << 10;
 pub struct Arriving {
     length: usize,
     state: Mutex<State>,
-    /// All bytes in one piece, once somebody needs them so.
-    whole: OnceLock<Bytes>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     parts: Vec<Bytes>,
+    /// All bytes in one piece, once somebody needs them so. It replaces the parts, so that nothing is held twice.
+    whole: Option<Bytes>,
+    /// The memory that the bytes count, until they are aborted. `None`: whoever publishes them counts them.
+    reserved: Option<Reserved>,
     end: Option<End>,
     next_reader: u64,
     /// Readers that wait for the next part or the end, and those that wait for the end alone. Each has one place, however often it
@@ -61,8 +65,9 @@ pub enum NextPart {
 pub struct ContentReader {
     content: Arc<Arriving>,
     number: u64,
-    /// The parts that it has had.
+    /// The parts that it has had, and their bytes.
     parts: usize,
+    bytes: usize,
 }
 
 impl ContentReader {
@@ -70,16 +75,22 @@ impl ContentReader {
     pub fn new(content: &Arc<Arriving>) -> Self {
         let mut state = content.lock();
         state.next_reader += 1;
-        Self { content: content.clone(), number: state.next_reader, parts: 0 }
+        Self { content: content.clone(), number: state.next_reader, parts: 0, bytes: 0 }
     }
 
     /// Returns the next part.
     pub fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<NextPart> {
         let mut state = self.content.lock();
+        if let Some(whole) = &state.whole {
+            let rest = whole.slice(self.bytes.min(whole.len())..);
+            self.bytes = whole.len();
+            return Poll::Ready(if rest.is_empty() { NextPart::End } else { NextPart::Bytes(rest) });
+        }
         match (state.end, state.parts.get(self.parts)) {
             (Some(End::Aborted), _) => Poll::Ready(NextPart::Aborted),
             (_, Some(part)) => {
                 self.parts += 1;
+                self.bytes += part.len();
                 Poll::Ready(NextPart::Bytes(part.clone()))
             }
             (Some(End::Whole), None) => Poll::Ready(NextPart::End),
@@ -134,13 +145,32 @@ impl Arriving {
     pub fn whole(&self) -> Bytes {
         let parts = {
             let state = self.lock();
-            match (state.end, &state.parts[..]) {
-                (Some(End::Whole), [part]) => return part.clone(),
-                (Some(End::Whole), parts) => parts.to_vec(),
-                (Some(End::Aborted) | None, _) => return Bytes::new(),
+            match (state.end, &state.whole, &state.parts[..]) {
+                (Some(End::Whole), Some(whole), _) => return whole.clone(),
+                (Some(End::Whole), None, [part]) => return part.clone(),
+                (Some(End::Whole), None, parts) => parts.to_vec(),
+                (Some(End::Aborted) | None, ..) => return Bytes::new(),
             }
         };
-        self.whole.get_or_init(|| parts.concat().into()).clone()
+        // Readers of parts do not wait for the copy.
+        let joined = Bytes::from(parts.concat());
+        let mut state = self.lock();
+        state.parts = Vec::new();
+        state.whole.get_or_insert(joined).clone()
+    }
+
+    /// Has the content itself count its bytes, for as long as it has them.
+    pub fn count(&self, reserved: Reserved) {
+        let mut state = self.lock();
+        if state.end != Some(End::Aborted) {
+            state.reserved = Some(reserved);
+        }
+    }
+
+    /// Whether the content counts its bytes.
+    pub(crate) fn is_counted(&self) -> bool {
+        let state = self.lock();
+        state.reserved.is_some() || state.end == Some(End::Aborted)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -168,6 +198,7 @@ impl Arriving {
             let ended = *state.end.get_or_insert(end);
             if ended == End::Aborted {
                 state.parts = Vec::new();
+                state.reserved = None;
             }
             (ended, [std::mem::take(&mut state.of_parts), std::mem::take(&mut state.of_end)])
         };
@@ -203,7 +234,7 @@ pub enum NotArrived {
 impl ContentWriter {
     /// Content of `length` bytes, of which none has arrived.
     pub fn new(length: usize) -> Self {
-        let content = Arc::new(Arriving { length, state: Mutex::default(), whole: OnceLock::new() });
+        let content = Arc::new(Arriving { length, state: Mutex::default() });
         Self { content, waiting: Vec::new(), next: BytesMut::new(), held: 0, arrived: 0 }
     }
 
@@ -288,6 +319,8 @@ impl Drop for ContentWriter {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::publication::{Content, NewPublication, Publication};
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     /// The part with this number.
     fn part(content: &Arc<Arriving>, number: usize) -> Option<NextPart> {
@@ -338,5 +371,42 @@ mod tests {
             (part(&content, 0), content.is_aborted(), content.whole().len()),
             (Some(NextPart::Aborted), true, 0)
         );
+    }
+
+    #[test]
+    fn a_reader_of_parts_goes_on_in_the_joined_bytes() {
+        let mut writer = ContentWriter::new(2 * WAITING_BYTES);
+        let content = writer.content();
+        writer.push(Bytes::from(vec![1; WAITING_BYTES])).unwrap();
+        writer.push(Bytes::from(vec![2; WAITING_BYTES])).unwrap();
+        writer.finish().unwrap();
+        let mut reader = ContentReader::new(&content);
+        let mut next = || reader.poll_part(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(next(), Poll::Ready(NextPart::Bytes(vec![1; WAITING_BYTES].into())));
+        let whole = content.whole();
+        assert_eq!(whole.len(), 2 * WAITING_BYTES);
+        assert_eq!(whole.as_ptr(), content.whole().as_ptr(), "one copy");
+        let rest = next();
+        assert_eq!(rest, Poll::Ready(NextPart::Bytes(whole.slice(WAITING_BYTES..))));
+        assert_eq!(next(), Poll::Ready(NextPart::End));
+        assert!(content.lock().parts.is_empty(), "nothing is held twice");
+    }
+
+    #[test]
+    fn bytes_count_until_they_are_aborted_or_forgotten() {
+        let memory = Arc::default();
+        let counted = |memory: &Arc<AtomicU64>| memory.load(Ordering::Relaxed);
+        let writer = ContentWriter::new(1000);
+        let mut reserved = Reserved::new(&memory);
+        reserved.add(1000);
+        let before = counted(&memory);
+        writer.content().count(reserved);
+        let content = NewPublication { body: Content::Arriving(writer.content()), ..NewPublication::default() };
+        let publication = Publication::new("a".into(), None, content, true, &memory);
+        assert!((before..before + 1000).contains(&counted(&memory)), "its content does not count twice");
+        drop(writer);
+        assert!(counted(&memory) < 1000, "nobody holds the content any more");
+        drop(publication);
+        assert_eq!(counted(&memory), 0);
     }
 }

@@ -97,6 +97,8 @@ pub struct Publication {
     pub content: NewPublication,
     /// Its publisher waits for slow subscribers.
     pub is_reliable: bool,
+    /// What it counts in `memory`: without content that counts itself.
+    counted: u64,
     memory: Arc<AtomicU64>,
 }
 
@@ -108,8 +110,10 @@ impl Publication {
         is_reliable: bool,
         memory: &Arc<AtomicU64>,
     ) -> Self {
-        memory.fetch_add(cost(&content), Ordering::Relaxed);
-        Self { channel, id, content, is_reliable, memory: memory.clone() }
+        let counts_itself = matches!(&content.body, Content::Arriving(content) if content.is_counted());
+        let counted = cost(&content) - if counts_itself { content.body.len() as u64 } else { 0 };
+        memory.fetch_add(counted, Ordering::Relaxed);
+        Self { channel, id, content, is_reliable, counted, memory: memory.clone() }
     }
 
     /// Whether nobody will have its content, since the publisher has broken off. Its place in the channel remains.
@@ -118,7 +122,7 @@ impl Publication {
         is_broken_off || self.content.headers.contains_key(ABORTED)
     }
 
-    /// The bytes that it counts towards the memory of the relay and of a queue.
+    /// The bytes that it counts in a queue or history.
     pub fn bytes(&self) -> u64 {
         cost(&self.content)
     }
@@ -126,7 +130,7 @@ impl Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        self.memory.fetch_sub(cost(&self.content), Ordering::Relaxed);
+        self.memory.fetch_sub(self.counted, Ordering::Relaxed);
     }
 }
 

@@ -263,12 +263,12 @@ impl Relay {
         self.make_room(most)
     }
 
-    /// Reserves bytes that a publisher has announced. `None`: with them, and with their publication, more than half of the memory
-    /// would be taken. Announced bytes cost the publisher nothing, so they may not take the memory of others.
+    /// Reserves bytes that a publisher has announced. `None`: with them, more than half of the memory would be taken. Announced bytes
+    /// cost the publisher nothing, so they may not take the memory of others.
     pub fn reserve_announced(&self, bytes: u64) -> Option<Reserved> {
         let most = self.lock().limits.memory;
         let mut reserved = self.reserve();
-        (reserved.add(bytes).saturating_add(bytes) <= most / 2).then_some(reserved)
+        (reserved.add(bytes) <= most / 2).then_some(reserved)
     }
 
     /// Removes the oldest publications of histories until at most `most` bytes are held.

@@ -1,9 +1,9 @@
 //! Publications that subscribers get while they arrive, for routes with `cut-through`.
 //!
 //! In: a request with a long body, whose length it announces. Out: the same as for other publications, but the content is in
-//! the queues of the subscribers before it has arrived. Only clients whose form has any bytes get it so early; for all others,
-//! and for other relays, it waits there. Never: content whose publisher holds up its subscribers for longer than they may hold up
-//! others.
+//! the queues of the subscribers before it has arrived. Only clients of `multipart/mixed` receive it early; for all others, and for
+//! other relays, it waits there. Never: a publisher that keeps its subscribers waiting for longer than half of `stall`, or than
+//! `heartbeat`.
 
 use std::pin::Pin;
 use std::task::Poll;
@@ -12,6 +12,7 @@ use bytes::Bytes;
 use hermes_relay::fields::MOVE;
 use hermes_relay::{Audience, Content, ContentWriter, NewPublication, NotArrived, PublishError};
 use hermes_transport::error::Error;
+use hermes_transport::runtime::session::WaitGuard;
 use http::{HeaderMap, StatusCode};
 use http_body::Body;
 
@@ -42,30 +43,35 @@ where
     B: Body<Data = Bytes, Error = Error>,
 {
     let length = body.size_hint().lower();
-    // It counts until all has arrived, beside the publication in the queues: that one may be gone before.
-    let Some(_reserved) = outlet.relay().reserve_announced(length) else { return Ok(Ok(None)) };
+    let Some(reserved) = outlet.relay().reserve_announced(length) else {
+        request.worker.shared.metrics.limit("relay-cut-through");
+        return Ok(Ok(None));
+    };
     match outlet.leads().await {
         Ok(true) => {}
         Ok(false) => return Ok(Ok(None)),
         Err(error) => return Ok(Err(error)),
     }
     let mut writer = ContentWriter::new(usize::try_from(length).unwrap_or(usize::MAX));
+    writer.content().count(reserved);
     // A publisher that sends nothing must not reach anybody.
     while writer.arrived() < MIN_BEGINNING {
         let Some(data) = next_data(body.as_mut(), &mut writer).await? else { break };
         writer.push(data).map_err(|error| Error::Malformed(error.to_string()))?;
     }
     let content = NewPublication { headers: headers.clone(), body: Content::Arriving(writer.content()) };
-    // A slow subscriber may take longer than the timeouts of the route.
-    request.entry.set_held(true);
-    let queued = outlet.queue_here(content.clone()).await;
-    request.entry.set_held(false);
+    let queued = {
+        // A slow subscriber may take longer than the timeouts of the route.
+        let _waits = WaitGuard::begin(request.entry);
+        outlet.queue_here(content.clone()).await
+    };
     let receipt = match queued {
         Ok(receipt) => receipt,
         // It goes to the root as a whole.
         Err(PublishError::NotRoot) => {
             read(body, writer).await?;
             let facts = without_page((*request.entry.facts).clone());
+            let _waits = WaitGuard::begin(request.entry);
             return Ok(outlet.publish(facts, content).await.map(Some));
         }
         Err(error) => return Ok(Err(error.into())),
@@ -81,7 +87,10 @@ where
             label: "http_request_error",
         }),
         Ok(Err(error)) => Err(error),
-        Ok(Ok(true)) => Ok(outlet.copied(receipt).await.map(Some).map_err(NotPublished::from)),
+        Ok(Ok(true)) => {
+            let _waits = WaitGuard::begin(request.entry);
+            Ok(outlet.await_copies(receipt).await.map(Some).map_err(NotPublished::from))
+        }
         // Another relay became the root, and could not get what was still to arrive.
         Ok(Ok(false)) => Ok(Err(PublishError::NotRoot.into())),
     }
