@@ -88,6 +88,7 @@ bench-relay: release setup ## a relay beside NATS, moq-relay, a bare relay, ping
 	$(CARGO) install --root $(TARGET)/moq --target-dir $(TARGET)/moq moq-relay@0.17.10
 	$(CARGO) build --release --locked --manifest-path bench/moq/Cargo.toml --target-dir $(TARGET)/moq
 	$(CARGO) run --release -p hermes-bench -- relay --out bench/results --hermes $(TARGET)/release/hermes --moq $(TARGET)/moq
+	$(CARGO) run --release -p hermes-bench -- relay --out bench/results --hermes $(TARGET)/release/hermes --moq none --idle 100000 --file relay-idle.json
 	$(CARGO) run --release -p hermes-bench -- relay-pair --out bench/results --hermes $(TARGET)/release/hermes
 	$(CARGO) run --release -p hermes-bench -- relay-receivers --out bench/results --hermes $(TARGET)/release/hermes
 	$(CARGO) run --release -p hermes-bench -- relay-rendezvous --out bench/results --hermes $(TARGET)/release/hermes

@@ -380,12 +380,13 @@ pub(crate) fn memory_of(pid: u32) -> Result<u64> {
     Ok(Usage::of_tree(pid)?.memory.rss)
 }
 
-/// The mean and the median.
+/// The mean and the median. Both are 0 without values.
 pub(crate) fn mean_and_median(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let count = sorted.len().max(1);
-    (values.iter().sum::<f64>() / count as f64, sorted.get(sorted.len() / 2).copied().unwrap_or_default())
+    let at = |index: usize| sorted.get(index).copied().unwrap_or_default();
+    let median = (at(sorted.len().saturating_sub(1) / 2) + at(sorted.len() / 2)) / 2.0;
+    (values.iter().sum::<f64>() / values.len().max(1) as f64, median)
 }
 
 fn print_table(report: &Report) {

@@ -50,6 +50,9 @@ pub(crate) struct RelayOptions {
     /// Directory of the JSON file.
     #[arg(long, default_value = "bench/results")]
     out: PathBuf,
+    /// Name of the JSON file.
+    #[arg(long, default_value = "relay.json")]
+    file: String,
     /// The binary to measure.
     #[arg(long, default_value = "target/release/hermes")]
     hermes: PathBuf,
@@ -191,7 +194,7 @@ pub(crate) fn run(options: &RelayOptions) -> Result<()> {
     let report = serde_json::json!({
         "subscribers": subscribers, "idle": idle, "publications": publications, "bytes": bytes, "contenders": all,
     });
-    let file = options.out.join("relay.json");
+    let file = options.out.join(&options.file);
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n").context(file.display().to_string())
 }
 

@@ -127,12 +127,11 @@ pub fn poll_send_urgent(stream: &TcpStream, byte: u8, cx: &mut Context<'_>) -> P
     }
 }
 
-/// Bytes that the kernel takes before it has sent those before them. A smaller number would cost throughput: the kernel wakes
-/// the writer when half of them are left.
+/// Maximum unsent bytes in the send buffer. A smaller number would cost throughput: the kernel wakes the writer when half of them
+/// are left.
 const MAX_UNSENT_BYTES: u32 = 256 << 10;
 
-/// Bounds the bytes of a connection that the kernel has taken, but not sent. Urgent bytes of the connection wait behind
-/// them.
+/// Bounds the unsent bytes in the send buffer of a connection (`TCP_NOTSENT_LOWAT`). Frames of high priority queue after them.
 pub fn bound_unsent(stream: &TcpStream) {
     // Without the option, the connection works, too.
     let _ = SockRef::from(stream).set_tcp_notsent_lowat(MAX_UNSENT_BYTES);

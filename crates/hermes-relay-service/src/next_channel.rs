@@ -67,8 +67,9 @@ pub(crate) struct Standing {
 }
 
 impl ChannelRequests {
-    /// The channel at this path, for a client. The node asks as `user`, or as itself, and never as the client. Requests have the `Via` of the client, so that nodes that are each other's next
-    /// relay notice the loop. Among peers, they have the name of this node (`peer`) instead.
+    /// The channel at this path, for a client. The node subscribes as `user`, or without a user. Requests have the `Via` of the
+    /// client, so that nodes that are each other's next relay notice the loop. Among peers, they have the name of this node (`peer`)
+    /// instead.
     pub(crate) fn new(
         next: Rc<dyn NextRelay>,
         of: &Facts,

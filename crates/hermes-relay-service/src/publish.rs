@@ -16,8 +16,7 @@ use hermes_model::facts::Facts;
 use hermes_model::snapshot::{RelayMode, RootChoice};
 use hermes_relay::fields::{COPIES, DELIVER, DELIVERED, EVENT_ID, GROUP, LAST_EVENT_ID, MOVE, RELAY, SUBSCRIBERS};
 use hermes_relay::{
-    Audience, Content, ContentWriter, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay,
-    Reserved,
+    Audience, Content, Copies, EventId, NewPublication, PublishError, PublishProgress, Receipt, Relay, Reserved,
 };
 use hermes_signature::{Right, SIGNATURE, SIGNATURE_INPUT};
 use hermes_transport::body::{Body, RequestBody};
@@ -455,7 +454,8 @@ where
     }
     // A publication outlives its connection, so it must not keep a read buffer of the connection that is hardly used.
     let announced = body.size_hint().exact().filter(|length| *length >= cut_through::MIN_BYTES);
-    let mut parts = announced.and_then(|length| usize::try_from(length).ok()).map(ContentWriter::new);
+    let parts = announced.and_then(|length| usize::try_from(length).ok());
+    let mut parts = parts.map(|length| cut_through::writer(request, length));
     let content = parts.as_ref().map(|parts| Content::Arriving(parts.content()));
     let mut whole = BytesMut::new();
     let mut length = 0;

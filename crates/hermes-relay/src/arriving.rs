@@ -17,9 +17,10 @@ use crate::publication::Reserved;
 const MIN_PART_BYTES: usize = 16 << 10;
 /// Bytes that wait for more, so that readers are not woken for each part.
 const WAITING_BYTES: usize = 128 << 10;
-/// Bytes that were received at once become a part of their own, without a copy. The buffer of the connection, which they keep, is
-/// a third longer at most.
+/// Bytes that were received at once become a part of their own, without a copy.
 const MIN_OWN_BYTES: usize = 48 << 10;
+/// The longest buffer of a connection that parts may keep: a third longer than they are, at most.
+const MAX_KEPT_BUFFER: usize = 64 << 10;
 
 /// The content of a publication that arrives, or has arrived.
 #[derive(Debug)]
@@ -218,6 +219,8 @@ pub struct ContentWriter {
     /// The bytes of both.
     held: usize,
     arrived: usize,
+    /// Whether all bytes are copied.
+    copies: bool,
 }
 
 /// The reason why content does not arrive.
@@ -235,7 +238,13 @@ impl ContentWriter {
     /// Content of `length` bytes, of which none has arrived.
     pub fn new(length: usize) -> Self {
         let content = Arc::new(Arriving { length, state: Mutex::default() });
-        Self { content, waiting: Vec::new(), next: BytesMut::new(), held: 0, arrived: 0 }
+        Self { content, waiting: Vec::new(), next: BytesMut::new(), held: 0, arrived: 0, copies: false }
+    }
+
+    /// Tells how long the buffers are in which bytes arrive.
+    pub fn with_buffers_of(mut self, length: usize) -> Self {
+        self.copies = length > MAX_KEPT_BUFFER;
+        self
     }
 
     /// The content for readers.
@@ -253,7 +262,7 @@ impl ContentWriter {
         if self.arrived > self.content.length {
             return Err(NotArrived::WrongLength(self.content.length));
         }
-        if bytes.len() >= MIN_OWN_BYTES {
+        if bytes.len() >= MIN_OWN_BYTES && !self.copies {
             self.end_part();
             self.waiting.push(bytes);
         } else {

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::client::{Publication, TIMEOUT, await_bytes, connect, ended, ending, subscribe};
 use crate::pep::mean_and_median;
 
-/// What a G.711 client sends: a packet of 160 bytes every 20 ms.
+/// The stream of a G.711 client: a packet of 160 bytes every 20 ms.
 const BYTES: usize = 160;
 const INTERVAL: Duration = Duration::from_millis(20);
 /// The gaps that count as regular, in milliseconds.
@@ -93,7 +93,7 @@ pub(super) fn measure(
         let mut packet = [0; BYTES];
         socket.recv(&mut packet)?;
         let mut arrivals = vec![Instant::now()];
-        // What is lost is not waited for any longer.
+        // Later packets do not come: the others are lost.
         socket.set_read_timeout(Some(Duration::from_secs(2)))?;
         while arrivals.len() < count && socket.recv(&mut packet).is_ok() {
             arrivals.push(Instant::now());

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hermes_model::document::did_you_mean::did_you_mean;
 use hermes_model::document::scalar::{ByteSize, Prefix};
-use hermes_model::snapshot::Role;
+use hermes_model::snapshot::{Role, RootChoice};
 
 use super::{Catalog, addresses, named_by, user_of_app};
 use crate::document::{
@@ -387,8 +387,11 @@ impl<'a> Check<'a, '_> {
         if service.at.0.len() > 1 {
             self.fault("at", "a relay has one root; keep one node, or write node documents with relay.peers");
         }
-        if relay.upstream.is_some() || relay.user.is_some() || !relay.peers.is_empty() {
-            self.fault("relay", "the nodes of the tree follow from the links; remove upstream, user and peers");
+        let of_peers = !relay.peers.is_empty() || relay.authority.is_some() || relay.root != RootChoice::default();
+        if of_peers || relay.upstream.is_some() || relay.user.is_some() {
+            let reason =
+                "the nodes of the tree follow from the links; remove upstream, user, peers, root and authority";
+            self.fault("relay", reason);
         }
         let others = [
             ("retry", service.retry.is_some()),

@@ -369,7 +369,7 @@ impl<'a> Upstreams<'a> {
         name
     }
 
-    /// Returns the name of the upstream towards the root of a relay. All that passes a node towards the root must take one way,
+    /// Returns the name of the upstream towards the root of a relay. All that passes a node towards the root must take one path,
     /// or the tree would have several branches with the same publications.
     fn of_relay(&mut self, hop: &Hop) -> String {
         let first = hop.next.first().cloned();

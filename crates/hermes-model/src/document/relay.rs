@@ -16,7 +16,7 @@ pub struct Relay {
     /// Nodes that share the channels: each channel has one of them as its root. Default none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<RelayPeer>,
-    /// Authority of the channels that clients mean who ask for a peer's `url`, as in `relay.example`. Default: that of the request.
+    /// Authority of the channel if a request has that of a peer's `url`, as in `relay.example`. Default: that of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authority: Option<String>,
     /// Choice of the root of a channel among the peers. Default hash.

@@ -52,7 +52,7 @@ where
         Ok(false) => return Ok(Ok(None)),
         Err(error) => return Ok(Err(error)),
     }
-    let mut writer = ContentWriter::new(usize::try_from(length).unwrap_or(usize::MAX));
+    let mut writer = writer(request, usize::try_from(length).unwrap_or(usize::MAX));
     writer.content().count(reserved);
     // A publisher that sends nothing must not reach anybody.
     while writer.arrived() < MIN_BEGINNING {
@@ -94,6 +94,12 @@ where
         // Another relay became the root, and could not get what was still to arrive.
         Ok(Ok(false)) => Ok(Err(PublishError::NotRoot.into())),
     }
+}
+
+/// The writer of content of this length.
+pub(super) fn writer(request: &RelayRequest<'_>, length: usize) -> ContentWriter {
+    // Buffers of connections are as long as the longest head.
+    ContentWriter::new(length).with_buffers_of(request.worker.snapshot().limits.header_bytes)
 }
 
 /// Reads the rest of the content. Returns false if it was aborted meanwhile.

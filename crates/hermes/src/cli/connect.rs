@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::pin::pin;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::Parser;
@@ -34,6 +34,8 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 /// Calls that are being refused. More of them get no answer.
 const MAX_REFUSALS: usize = 32;
+/// The minimum interval between two reports of rejected connections.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// The pause after the system has no file descriptor left for a TCP connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The smallest window in bytes.
@@ -113,6 +115,8 @@ impl Connect {
             max: self.max_connections.get(),
             count: 0,
             as_json: self.json,
+            rejected: 0,
+            next_report: Instant::now(),
         };
         let mut signals = Signals::new()?;
         let mut work = pin!(async {
@@ -183,6 +187,9 @@ struct Connections {
     max: usize,
     count: u64,
     as_json: bool,
+    /// Connections rejected since the last report.
+    rejected: u64,
+    next_report: Instant,
 }
 
 impl Connections {
@@ -257,8 +264,18 @@ impl Connections {
         Ok(())
     }
 
-    fn report_limit(&self) {
-        eprintln!("hermes: refused a connection, since {} are open; raise --max-connections to allow more", self.max);
+    /// Reports a rejected connection, and those since the last report. Strangers can cause many.
+    fn report_limit(&mut self) {
+        self.rejected += 1;
+        let now = Instant::now();
+        if now < self.next_report {
+            return;
+        }
+        self.next_report = now + REPORT_INTERVAL;
+        let (rejected, max) = (std::mem::take(&mut self.rejected), self.max);
+        eprintln!(
+            "hermes: --max-connections is reached ({max} are open); rejected {rejected}; raise it to accept more"
+        );
     }
 
     fn forget_ended(&mut self) {

@@ -79,7 +79,9 @@ async fn the_nodes_on_the_paths_of_a_relay_are_its_tree() {
     })
     .await;
     for (relay, words) in [
-        ("{upstream: other}", "remove upstream, user and peers"),
+        ("{upstream: other}", "remove upstream, user, peers, root and authority"),
+        ("{root: first}", "remove upstream, user, peers, root and authority"),
+        ("{authority: relay.example}", "remove upstream, user, peers, root and authority"),
         ("{}, cache: {}", "a relay answers requests itself"),
         ("{mode: fast}", "mode"),
     ] {
