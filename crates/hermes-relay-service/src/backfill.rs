@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use hermes_relay::{Delivery, EventId, Lacking, MissedUntil, Offered, Relay, Subscription};
+use hermes_relay::{BackfillRange, BackfillStep, Delivery, EventId, MissedRange, Relay, Subscription};
 use tokio::time::{Instant, Sleep};
 
 use crate::feeds::Refused;
@@ -20,7 +20,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(10);
 /// The publications that a subscriber lacks of a channel.
 pub(crate) struct Backfill {
     channel: Arc<str>,
-    lacking: Lacking,
+    range: BackfillRange,
     source: Source,
     silent_at: Pin<Box<Sleep>>,
 }
@@ -44,12 +44,12 @@ impl Backfill {
     ) -> Self {
         let source = Source::Waiting(Box::new(next.clone()), relay, max_bytes);
         let silent_at = Box::pin(tokio::time::sleep(MAX_SILENCE));
-        Self { channel, lacking: Lacking::new(position, until), source, silent_at }
+        Self { channel, range: BackfillRange::new(position, until), source, silent_at }
     }
 
     /// Takes the next delivery. `None`: the subscriber has what the channel has here.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>, of: &Subscription) -> Poll<Option<Delivery>> {
-        while !self.lacking.is_filled() {
+        while !self.range.is_filled() {
             let next = match self.poll_source(cx) {
                 Poll::Ready(next) => next,
                 Poll::Pending if self.silent_at.as_mut().poll(cx).is_ready() => None,
@@ -60,19 +60,19 @@ impl Backfill {
                 Some(NextDelivery::Publication(publication)) => {
                     // A publication for one of a group has no place in the channel.
                     let Some(id) = publication.id else { continue };
-                    match self.lacking.publication(id) {
-                        Offered::Skip => continue,
-                        Offered::Deliver => {
+                    match self.range.publication(id) {
+                        BackfillStep::Skip => continue,
+                        BackfillStep::Deliver => {
                             let publication = of.of_feed(&self.channel, publication);
                             return Poll::Ready(Some(Delivery::Publication(publication)));
                         }
-                        Offered::Gap(gap) => gap,
+                        BackfillStep::Gap(gap) => gap,
                     }
                 }
-                Some(NextDelivery::Gap { missed, until }) => self.lacking.gap(missed, until),
-                None => self.lacking.give_up(),
+                Some(NextDelivery::Gap { missed, until }) => self.range.gap(missed, until),
+                None => self.range.give_up(),
             };
-            let MissedUntil { missed, until } = gap;
+            let MissedRange { missed, until } = gap;
             return Poll::Ready(Some(Delivery::Gap { channel: self.channel.clone(), missed, until }));
         }
         Poll::Ready(None)
@@ -87,14 +87,14 @@ impl Backfill {
                     let standing = Standing { timeout: MAX_SILENCE, subscribers: 0, confirmed: None };
                     let (next, relay, max_bytes) = ((**next).clone(), relay.clone(), *max_bytes);
                     self.silent_at.as_mut().reset(Instant::now() + MAX_SILENCE);
-                    let opening = next.subscribe(standing, Some(self.lacking.position()), relay, max_bytes);
+                    let opening = next.subscribe(standing, Some(self.range.position()), relay, max_bytes);
                     self.source = Source::Opening(Box::pin(opening));
                 }
                 Source::Opening(accepted) => match ready!(accepted.as_mut().poll(cx)) {
                     Ok(accepted) => {
-                        self.lacking.begin_at(accepted.position);
+                        self.range.begin_at(accepted.position);
                         self.source = Source::Open(accepted.deliveries);
-                        if self.lacking.is_filled() {
+                        if self.range.is_filled() {
                             return Poll::Ready(Some(NextDelivery::Nothing));
                         }
                     }

@@ -95,12 +95,12 @@ pub(crate) async fn serve(request: &RelayRequest<'_>, body: RequestBody) -> Resu
     let mut reserved = relay.reserve();
     let body = match read(request, &relay, &mut reserved, arriving).await? {
         Ok(body) => body,
-        Err(Unread::TooLong) => {
+        Err(BodyError::TooLong) => {
             let most = request.settings.unit;
             let reason = format!("a publication of this route has at most {most} bytes (`relay.unit`)\n");
             return Ok(refusal(StatusCode::PAYLOAD_TOO_LARGE, reason));
         }
-        Err(Unread::Refused(error)) => return Ok(refused(&error)),
+        Err(BodyError::Refused(error)) => return Ok(refused(&error)),
     };
     if let Some(signed) = signed {
         certified::take_content(request, signed, &body.whole())?;
@@ -433,7 +433,7 @@ fn refused(error: &PublishError) -> Response<Body> {
 }
 
 /// The reason why a body was not read to its end.
-enum Unread {
+enum BodyError {
     TooLong,
     Refused(PublishError),
 }
@@ -444,13 +444,13 @@ async fn read<B>(
     relay: &Relay,
     reserved: &mut Reserved,
     mut body: Pin<&mut B>,
-) -> Result<Result<Content, Unread>, Error>
+) -> Result<Result<Content, BodyError>, Error>
 where
     B: http_body::Body<Data = Bytes, Error = Error>,
 {
     let most = usize::try_from(request.settings.unit).unwrap_or(usize::MAX);
     if body.size_hint().lower() > most as u64 {
-        return Ok(Err(Unread::TooLong));
+        return Ok(Err(BodyError::TooLong));
     }
     // A publication outlives its connection, so it must not keep a read buffer of the connection that is hardly used.
     let announced = body.size_hint().exact().filter(|length| *length >= cut_through::MIN_BYTES);
@@ -463,11 +463,11 @@ where
         let Ok(data) = frame?.into_data() else { continue };
         length += data.len();
         if length > most {
-            return Ok(Err(Unread::TooLong));
+            return Ok(Err(BodyError::TooLong));
         }
         if let Err(error) = relay.reserve_more(reserved, data.len() as u64) {
             request.worker.shared.metrics.limit("relay-memory");
-            return Ok(Err(Unread::Refused(error)));
+            return Ok(Err(BodyError::Refused(error)));
         }
         match &mut parts {
             Some(parts) => parts.push(data).map_err(|error| Error::Malformed(error.to_string()))?,

@@ -24,7 +24,7 @@ const MAX_KEPT_BUFFER: usize = 64 << 10;
 
 /// The content of a publication that arrives, or has arrived.
 #[derive(Debug)]
-pub struct Arriving {
+pub struct ArrivingContent {
     length: usize,
     state: Mutex<State>,
 }
@@ -40,8 +40,8 @@ struct State {
     next_reader: u64,
     /// Readers that wait for the next part or the end, and those that wait for the end alone. Each has one place, however often it
     /// polls.
-    of_parts: HashMap<u64, Waker>,
-    of_end: HashMap<u64, Waker>,
+    part_wakers: HashMap<u64, Waker>,
+    end_wakers: HashMap<u64, Waker>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum NextPart {
 /// A reader of arriving content.
 #[derive(Debug)]
 pub struct ContentReader {
-    content: Arc<Arriving>,
+    content: Arc<ArrivingContent>,
     number: u64,
     /// The parts that it has had, and their bytes.
     parts: usize,
@@ -73,7 +73,7 @@ pub struct ContentReader {
 
 impl ContentReader {
     /// A reader that has had nothing.
-    pub fn new(content: &Arc<Arriving>) -> Self {
+    pub fn new(content: &Arc<ArrivingContent>) -> Self {
         let mut state = content.lock();
         state.next_reader += 1;
         Self { content: content.clone(), number: state.next_reader, parts: 0, bytes: 0 }
@@ -96,7 +96,7 @@ impl ContentReader {
             }
             (Some(End::Whole), None) => Poll::Ready(NextPart::End),
             (None, None) => {
-                state.of_parts.insert(self.number, cx.waker().clone());
+                state.part_wakers.insert(self.number, cx.waker().clone());
                 Poll::Pending
             }
         }
@@ -108,7 +108,7 @@ impl ContentReader {
         if state.end.is_some() {
             return Poll::Ready(());
         }
-        state.of_end.insert(self.number, cx.waker().clone());
+        state.end_wakers.insert(self.number, cx.waker().clone());
         Poll::Pending
     }
 }
@@ -116,12 +116,12 @@ impl ContentReader {
 impl Drop for ContentReader {
     fn drop(&mut self) {
         let mut state = self.content.lock();
-        state.of_parts.remove(&self.number);
-        state.of_end.remove(&self.number);
+        state.part_wakers.remove(&self.number);
+        state.end_wakers.remove(&self.number);
     }
 }
 
-impl Arriving {
+impl ArrivingContent {
     /// The announced number of bytes.
     pub fn length(&self) -> usize {
         self.length
@@ -186,7 +186,7 @@ impl Arriving {
                 return false;
             }
             state.parts.extend(parts);
-            std::mem::take(&mut state.of_parts)
+            std::mem::take(&mut state.part_wakers)
         };
         readers.into_values().for_each(Waker::wake);
         true
@@ -201,7 +201,7 @@ impl Arriving {
                 state.parts = Vec::new();
                 state.reserved = None;
             }
-            (ended, [std::mem::take(&mut state.of_parts), std::mem::take(&mut state.of_end)])
+            (ended, [std::mem::take(&mut state.part_wakers), std::mem::take(&mut state.end_wakers)])
         };
         readers.into_iter().flat_map(HashMap::into_values).for_each(Waker::wake);
         ended == end
@@ -211,13 +211,13 @@ impl Arriving {
 /// The end at which the bytes arrive. If it is dropped early, the publisher has broken off.
 #[derive(Debug)]
 pub struct ContentWriter {
-    content: Arc<Arriving>,
+    content: Arc<ArrivingContent>,
     /// Parts that readers do not have yet.
     waiting: Vec<Bytes>,
     /// Bytes that are no part yet.
     next: BytesMut,
     /// The bytes of both.
-    held: usize,
+    buffered: usize,
     arrived: usize,
     /// Whether all bytes are copied.
     copies: bool,
@@ -225,11 +225,11 @@ pub struct ContentWriter {
 
 /// The reason why content does not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotArrived {
+pub enum ContentError {
     /// The publisher sends another number of bytes than it has announced.
     #[error("the content has another length than the {0} bytes that were announced")]
     WrongLength(usize),
-    /// [`Arriving::abort`] was called.
+    /// [`ArrivingContent::abort`] was called.
     #[error("another relay became the root of the channel while the content arrived; publish it again")]
     Aborted,
 }
@@ -237,8 +237,8 @@ pub enum NotArrived {
 impl ContentWriter {
     /// Content of `length` bytes, of which none has arrived.
     pub fn new(length: usize) -> Self {
-        let content = Arc::new(Arriving { length, state: Mutex::default() });
-        Self { content, waiting: Vec::new(), next: BytesMut::new(), held: 0, arrived: 0, copies: false }
+        let content = Arc::new(ArrivingContent { length, state: Mutex::default() });
+        Self { content, waiting: Vec::new(), next: BytesMut::new(), buffered: 0, arrived: 0, copies: false }
     }
 
     /// Tells how long the buffers are in which bytes arrive.
@@ -248,7 +248,7 @@ impl ContentWriter {
     }
 
     /// The content for readers.
-    pub fn content(&self) -> Arc<Arriving> {
+    pub fn content(&self) -> Arc<ArrivingContent> {
         self.content.clone()
     }
 
@@ -256,11 +256,11 @@ impl ContentWriter {
     ///
     /// # Errors
     /// There are more than were announced, or the content was aborted.
-    pub fn push(&mut self, bytes: Bytes) -> Result<(), NotArrived> {
+    pub fn push(&mut self, bytes: Bytes) -> Result<(), ContentError> {
         self.arrived += bytes.len();
-        self.held += bytes.len();
+        self.buffered += bytes.len();
         if self.arrived > self.content.length {
-            return Err(NotArrived::WrongLength(self.content.length));
+            return Err(ContentError::WrongLength(self.content.length));
         }
         if bytes.len() >= MIN_OWN_BYTES && !self.copies {
             self.end_part();
@@ -273,15 +273,15 @@ impl ContentWriter {
             }
             self.next.extend_from_slice(&bytes);
         }
-        if self.held >= WAITING_BYTES && !self.pass_on() {
-            return Err(NotArrived::Aborted);
+        if self.buffered >= WAITING_BYTES && !self.pass_on() {
+            return Err(ContentError::Aborted);
         }
         Ok(())
     }
 
     /// Passes on what has arrived, if it is enough for a part: more may take a while.
     pub fn flush(&mut self) {
-        if self.held >= MIN_PART_BYTES {
+        if self.buffered >= MIN_PART_BYTES {
             self.pass_on();
         }
     }
@@ -290,12 +290,12 @@ impl ContentWriter {
     ///
     /// # Errors
     /// There are fewer than were announced, or the content was aborted.
-    pub fn finish(mut self) -> Result<(), NotArrived> {
+    pub fn finish(mut self) -> Result<(), ContentError> {
         if self.arrived != self.content.length {
-            return Err(NotArrived::WrongLength(self.content.length));
+            return Err(ContentError::WrongLength(self.content.length));
         }
         self.pass_on();
-        if self.content.end(End::Whole) { Ok(()) } else { Err(NotArrived::Aborted) }
+        if self.content.end(End::Whole) { Ok(()) } else { Err(ContentError::Aborted) }
     }
 
     fn end_part(&mut self) {
@@ -308,7 +308,7 @@ impl ContentWriter {
     /// Returns false if the content has been aborted.
     fn pass_on(&mut self) -> bool {
         self.end_part();
-        self.held = 0;
+        self.buffered = 0;
         self.content.add(std::mem::take(&mut self.waiting))
     }
 
@@ -332,7 +332,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// The part with this number.
-    fn part(content: &Arc<Arriving>, number: usize) -> Option<NextPart> {
+    fn part(content: &Arc<ArrivingContent>, number: usize) -> Option<NextPart> {
         let mut reader = ContentReader::new(content);
         reader.parts = number;
         match reader.poll_part(&mut Context::from_waker(Waker::noop())) {
@@ -368,10 +368,10 @@ mod tests {
     #[test]
     fn a_wrong_length_or_an_early_end_aborts_the_content() {
         let mut writer = ContentWriter::new(2);
-        assert_eq!(writer.push(Bytes::from_static(&[0; 3])), Err(NotArrived::WrongLength(2)));
+        assert_eq!(writer.push(Bytes::from_static(&[0; 3])), Err(ContentError::WrongLength(2)));
         let short = ContentWriter::new(2);
         let content = short.content();
-        assert_eq!(short.finish(), Err(NotArrived::WrongLength(2)));
+        assert_eq!(short.finish(), Err(ContentError::WrongLength(2)));
         assert_eq!(part(&content, 0), Some(NextPart::Aborted));
         let early = ContentWriter::new(MIN_PART_BYTES * 2);
         let content = early.content();

@@ -8,13 +8,13 @@
 //! until all queues have room. The source is HTTP-RS, "HTTP as the narrow waist of the future Internet", sections 5 and 6.
 
 mod arriving;
+mod backfill_range;
 mod channel;
 pub mod event_id;
 mod feed;
 pub mod fields;
 pub mod framing;
 mod history_log;
-mod lacking;
 mod limits;
 mod lineage;
 mod publication;
@@ -23,11 +23,11 @@ mod queue;
 mod relay;
 mod request;
 
-pub use arriving::{Arriving, ContentReader, ContentWriter, NextPart, NotArrived};
+pub use arriving::{ArrivingContent, ContentError, ContentReader, ContentWriter, NextPart};
+pub use backfill_range::{BackfillRange, BackfillStep, MissedRange};
 pub use channel::{HandOver, Losses};
 pub use event_id::EventId;
 pub use feed::Feed;
-pub use lacking::{Lacking, MissedUntil, Offered};
 pub use limits::RelayLimits;
 pub use lineage::MAX_EPOCHS;
 pub use publication::{Content, FedPublication, NewPublication, Publication, Reserved};

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use crate::EventId;
-use crate::arriving::Arriving;
+use crate::arriving::ArrivingContent;
 use crate::fields::ABORTED;
 
 /// The bytes that a publication counts beside its content, for its fields and its place in queues.
@@ -31,7 +31,7 @@ pub enum Content {
     /// It has arrived.
     Whole(Bytes),
     /// Subscribers get it as it arrives.
-    Arriving(Arc<Arriving>),
+    Arriving(Arc<ArrivingContent>),
 }
 
 impl Content {

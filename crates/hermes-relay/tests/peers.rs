@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hermes_relay::{
-    Audience, Delivery, EventId, FedPublication, Feed, Lacking, MAX_EPOCHS, MissedUntil, NewPublication, Offered,
-    PublishProgress, Relay, RelayLimits, SubscribeRequest, Subscription, SubscriptionId,
+    Audience, BackfillRange, BackfillStep, Delivery, EventId, FedPublication, Feed, MAX_EPOCHS, MissedRange,
+    NewPublication, PublishProgress, Relay, RelayLimits, SubscribeRequest, Subscription, SubscriptionId,
 };
 use proptest::prelude::*;
 
@@ -316,20 +316,20 @@ impl World {
     /// Gets what a peer lacks from the root, as relays do for a subscriber that resumes.
     fn fill(&mut self, subscriber: &mut Subscriber, until: EventId) {
         let filling = self.subscribe_at(self.root(), Some(subscriber.position), false);
-        let mut lacking = Lacking::new(subscriber.position, until);
-        while !lacking.is_filled() {
+        let mut range = BackfillRange::new(subscriber.position, until);
+        while !range.is_filled() {
             let gap = match take(&filling).expect("the root has it") {
-                Delivery::Gap { missed, until, .. } => lacking.gap(missed, until),
-                Delivery::Publication(publication) => match lacking.publication(publication.id.unwrap()) {
-                    Offered::Skip => continue,
-                    Offered::Gap(gap) => gap,
-                    Offered::Deliver => {
+                Delivery::Gap { missed, until, .. } => range.gap(missed, until),
+                Delivery::Publication(publication) => match range.publication(publication.id.unwrap()) {
+                    BackfillStep::Skip => continue,
+                    BackfillStep::Gap(gap) => gap,
+                    BackfillStep::Deliver => {
                         subscriber.take(Delivery::Publication(publication));
                         continue;
                     }
                 },
             };
-            let MissedUntil { missed, until } = gap;
+            let MissedRange { missed, until } = gap;
             subscriber.take(Delivery::Gap { channel: CHANNEL.into(), missed, until });
         }
     }

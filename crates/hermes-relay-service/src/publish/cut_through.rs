@@ -10,7 +10,7 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use hermes_relay::fields::MOVE;
-use hermes_relay::{Audience, Content, ContentWriter, NewPublication, NotArrived, PublishError};
+use hermes_relay::{Audience, Content, ContentError, ContentWriter, NewPublication, PublishError};
 use hermes_transport::error::Error;
 use hermes_transport::runtime::session::WaitGuard;
 use http::{HeaderMap, StatusCode};
@@ -107,15 +107,15 @@ async fn read<B>(mut body: Pin<&mut B>, mut writer: ContentWriter) -> Result<boo
 where
     B: Body<Data = Bytes, Error = Error>,
 {
-    let malformed = |error: NotArrived| Error::Malformed(error.to_string());
+    let malformed = |error: ContentError| Error::Malformed(error.to_string());
     while let Some(data) = next_data(body.as_mut(), &mut writer).await? {
         match writer.push(data) {
-            Err(NotArrived::Aborted) => return Ok(false),
+            Err(ContentError::Aborted) => return Ok(false),
             pushed => pushed.map_err(malformed)?,
         }
     }
     match writer.finish() {
-        Err(NotArrived::Aborted) => Ok(false),
+        Err(ContentError::Aborted) => Ok(false),
         finished => finished.map(|()| true).map_err(malformed),
     }
 }

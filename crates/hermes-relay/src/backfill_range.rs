@@ -7,32 +7,32 @@ use crate::EventId;
 
 /// The publications between the position of a subscriber and the one that its channel had when it joined.
 #[derive(Clone, Copy, Debug)]
-pub struct Lacking {
+pub struct BackfillRange {
     position: EventId,
     until: EventId,
 }
 
-/// The fate of a publication of the feeding relay.
+/// The decision about a publication of the feeding relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offered {
+pub enum BackfillStep {
     /// The subscriber gets it.
     Deliver,
     /// The subscriber has it.
     Skip,
     /// It does not continue what the subscriber has, so the subscriber learns of a gap instead.
-    Gap(MissedUntil),
+    Gap(MissedRange),
 }
 
 /// A gap: the number of publications that the subscriber misses, if it is known, and the position after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MissedUntil {
+pub struct MissedRange {
     /// `None`: unknown.
     pub missed: Option<u64>,
     /// The position of the subscriber from now on.
     pub until: EventId,
 }
 
-impl Lacking {
+impl BackfillRange {
     /// The publications after `position`, up to and with `until`.
     pub fn new(position: EventId, until: EventId) -> Self {
         Self { position, until }
@@ -56,21 +56,21 @@ impl Lacking {
     }
 
     /// The feeding relay delivers a publication.
-    pub fn publication(&mut self, id: EventId) -> Offered {
+    pub fn publication(&mut self, id: EventId) -> BackfillStep {
         let is_same_epoch = id.epoch == self.position.epoch;
         if is_same_epoch && id.sequence <= self.position.sequence {
-            return Offered::Skip;
+            return BackfillStep::Skip;
         }
         // Publications after `until` arrive by the channel.
         if !is_same_epoch || id.sequence > self.until.sequence {
-            return Offered::Gap(self.give_up());
+            return BackfillStep::Gap(self.give_up());
         }
         self.position = id;
-        Offered::Deliver
+        BackfillStep::Deliver
     }
 
     /// The feeding relay tells a gap. Returns the one that the subscriber is told.
-    pub fn gap(&mut self, missed: Option<u64>, until: EventId) -> MissedUntil {
+    pub fn gap(&mut self, missed: Option<u64>, until: EventId) -> MissedRange {
         // An epoch that is not that of the channel is on the way to it, unless something is missing there.
         let leads_there = match until.epoch == self.until.epoch {
             true => until.sequence <= self.until.sequence,
@@ -80,16 +80,16 @@ impl Lacking {
     }
 
     /// The feeding relay has no more. Returns the gap that the subscriber is told.
-    pub fn give_up(&mut self) -> MissedUntil {
+    pub fn give_up(&mut self) -> MissedRange {
         self.miss(None, self.until)
     }
 
-    fn miss(&mut self, missed: Option<u64>, until: EventId) -> MissedUntil {
+    fn miss(&mut self, missed: Option<u64>, until: EventId) -> MissedRange {
         // Within an epoch, the number is known.
         let is_same_epoch = self.position.epoch == until.epoch;
         let count = is_same_epoch.then(|| until.sequence.saturating_sub(self.position.sequence));
         self.position = until;
-        MissedUntil { missed: count.or(missed), until }
+        MissedRange { missed: count.or(missed), until }
     }
 }
 
@@ -104,33 +104,33 @@ mod tests {
     #[test]
     fn a_subscriber_follows_the_epochs_of_the_roots() {
         // It has more of the first epoch than the second root had got.
-        let mut lacking = Lacking::new(id(1, 16), id(3, 7));
-        assert_eq!(lacking.gap(Some(0), id(2, 6)), MissedUntil { missed: Some(0), until: id(2, 6) });
-        assert_eq!(lacking.publication(id(2, 7)), Offered::Deliver);
-        assert!(!lacking.is_filled());
-        assert_eq!(lacking.gap(Some(0), id(3, 7)), MissedUntil { missed: Some(0), until: id(3, 7) });
-        assert!(lacking.is_filled());
+        let mut range = BackfillRange::new(id(1, 16), id(3, 7));
+        assert_eq!(range.gap(Some(0), id(2, 6)), MissedRange { missed: Some(0), until: id(2, 6) });
+        assert_eq!(range.publication(id(2, 7)), BackfillStep::Deliver);
+        assert!(!range.is_filled());
+        assert_eq!(range.gap(Some(0), id(3, 7)), MissedRange { missed: Some(0), until: id(3, 7) });
+        assert!(range.is_filled());
     }
 
     #[test]
     fn what_the_channel_delivers_is_not_delivered_twice() {
-        let mut lacking = Lacking::new(id(9, 1), id(9, 2));
-        assert_eq!(lacking.publication(id(9, 1)), Offered::Skip);
-        assert_eq!(lacking.publication(id(9, 2)), Offered::Deliver);
+        let mut range = BackfillRange::new(id(9, 1), id(9, 2));
+        assert_eq!(range.publication(id(9, 1)), BackfillStep::Skip);
+        assert_eq!(range.publication(id(9, 2)), BackfillStep::Deliver);
         // The earlier root continues in its epoch. Epochs are random numbers, so either may be larger.
         for epoch in [1, 9] {
-            let mut lacking = Lacking::new(id(epoch, 1), id(5, 2));
-            assert_eq!(lacking.publication(id(epoch, 2)), Offered::Deliver);
-            let gap = MissedUntil { missed: None, until: id(5, 2) };
-            assert_eq!(lacking.publication(id(epoch, 3)), Offered::Gap(gap));
-            assert!(lacking.is_filled());
+            let mut range = BackfillRange::new(id(epoch, 1), id(5, 2));
+            assert_eq!(range.publication(id(epoch, 2)), BackfillStep::Deliver);
+            let gap = MissedRange { missed: None, until: id(5, 2) };
+            assert_eq!(range.publication(id(epoch, 3)), BackfillStep::Gap(gap));
+            assert!(range.is_filled());
         }
     }
 
     #[test]
     fn what_the_feeding_relay_lacks_is_told() {
-        let mut lacking = Lacking::new(id(1, 2), id(1, 9));
-        assert_eq!(lacking.gap(Some(3), id(1, 5)), MissedUntil { missed: Some(3), until: id(1, 5) });
-        assert_eq!(lacking.gap(None, id(2, 3)), MissedUntil { missed: Some(4), until: id(1, 9) });
+        let mut range = BackfillRange::new(id(1, 2), id(1, 9));
+        assert_eq!(range.gap(Some(3), id(1, 5)), MissedRange { missed: Some(3), until: id(1, 5) });
+        assert_eq!(range.gap(None, id(2, 3)), MissedRange { missed: Some(4), until: id(1, 9) });
     }
 }
