@@ -56,6 +56,14 @@ impl Authority {
         Self { host, ..*self }
     }
 
+    /// Another authority with the default port of this one.
+    ///
+    /// # Errors
+    /// The errors of [`Self::parse`].
+    pub fn beside(&self, text: &str) -> Result<Self, AuthorityError> {
+        Self::parse(text, self.default_port)
+    }
+
     /// The host in lower case; IPv6 without brackets.
     pub fn host(&self) -> &str {
         &self.host

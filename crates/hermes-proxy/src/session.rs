@@ -297,13 +297,11 @@ async fn to_relay(
     let (entry, relays) = (&session.entry, &worker.services.relays);
     let next: Rc<dyn NextRelay> = Rc::new(ToNextRelay { worker: worker.clone(), route: route.name.clone() });
     let of_relay = RelayRequest { worker, relays, next, entry, route, settings };
-    let for_next = ForNext::of(&of_relay)?;
+    hermes_relay_service::check(&of_relay)?;
+    let for_next = ForNext::of(&of_relay, request.upgrade != UpgradeKind::None)?;
     let of_next =
         |next: ForNext| Some((settings.tree.upstreams().find(|upstream| upstream.name == next.upstream)?, next));
     let for_next = for_next.and_then(of_next);
-    if let (Some((upstream, _)), true) = (&for_next, request.upgrade != UpgradeKind::None) {
-        return to_upstream(worker, generation, session, route, upstream, request).await;
-    }
     if request.upgrade.is_to(hermes_relay_service::WEBSOCKET) {
         return Ok(match hermes_relay_service::serve_websocket(&of_relay).await? {
             SocketOutcome::Tunnel(stream) => tunnel(&mut request, UpstreamEnd::Stream(stream)),

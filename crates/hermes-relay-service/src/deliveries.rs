@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep};
 
 use crate::backfill::Backfill;
 use crate::registry::RelayClock;
-use crate::url_token;
+use crate::{authority, authority_of_channels, url_token};
 
 /// The reason why the deliveries end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -220,7 +220,7 @@ pub(crate) fn leads_to(route: &Arc<str>, entry: &SessionEntry, path: &PathAndQue
     would_lead_to(route, entry, snapshot, |facts| facts.path = path.clone())
 }
 
-/// Whether the request would have this route after a change.
+/// Whether the request would have this route after a change, also by the authority that its channels have.
 pub(crate) fn would_lead_to(
     route: &Arc<str>,
     entry: &SessionEntry,
@@ -229,5 +229,17 @@ pub(crate) fn would_lead_to(
 ) -> bool {
     let mut facts = (*entry.facts).clone();
     change(&mut facts);
-    matches!(decide(&facts, snapshot), Decision::Act(other) if other.name == *route)
+    let leads = |facts: &Facts| match decide(facts, snapshot) {
+        Decision::Act(other) if other.name == *route => Some(other),
+        _ => None,
+    };
+    let Some(found) = leads(&facts) else { return false };
+    let Action::Relay(settings) = &found.action else { return false };
+    let asked = authority(&facts);
+    let meant = authority_of_channels(settings, &asked);
+    if meant == asked {
+        return true;
+    }
+    // A route that denies the channel by its own authority denies it by that of a peer, too.
+    facts.authority.beside(meant).is_ok_and(|meant| leads(&Facts { authority: meant, ..facts }).is_some())
 }

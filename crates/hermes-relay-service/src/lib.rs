@@ -71,6 +71,24 @@ pub struct RelayRequest<'a> {
     pub settings: &'a RelaySettings,
 }
 
+/// Checks a request of a route with `relay` before anything else is done for it.
+///
+/// # Errors
+/// Another route has the channel under its own authority, `relay.authority`: what that one denies must not be had by the authority
+/// of a peer.
+pub fn check(request: &RelayRequest<'_>) -> Result<(), Error> {
+    let facts = &request.entry.facts;
+    if channel_authority(request) == authority(facts) {
+        return Ok(());
+    }
+    let (route, snapshot) = (&request.route.name, request.worker.snapshot());
+    if deliveries::would_lead_to(route, request.entry, &snapshot, |_| {}) {
+        return Ok(());
+    }
+    let reason = format!("another route than {route} has the channel as {}", channel_authority(request));
+    Err(Error::Denied { status: StatusCode::FORBIDDEN, reason, label: "http_request_denied" })
+}
+
 /// Serves a request of a route with `relay`.
 ///
 /// # Errors
@@ -107,17 +125,17 @@ pub struct ForNext {
 }
 
 impl ForNext {
-    /// The same request, if it is one.
+    /// The same request, if it is one. `is_tunnel`: it opens a WebSocket.
     ///
     /// # Errors
-    /// Its page may not use the relay.
-    pub fn of(request: &RelayRequest<'_>) -> Result<Option<Self>, Error> {
+    /// Its page may not use the relay, or the request may not be forwarded.
+    pub fn of(request: &RelayRequest<'_>, is_tunnel: bool) -> Result<Option<Self>, Error> {
         let facts = &request.entry.facts;
-        if facts.method != Method::GET || !subscribe::is_for_next(request) {
+        if facts.method != Method::GET || !subscribe::is_for_next(request, is_tunnel) {
             return Ok(None);
         }
-        subscribe::check_forwarded(request)?;
         let Some(upstream) = Siblings::of(request).next_of(&channel(request, None)) else { return Ok(None) };
+        subscribe::check_forwarded(request, is_tunnel)?;
         Ok(Some(Self { upstream, page: Page::of(facts, &request.settings.origins)? }))
     }
 
@@ -231,11 +249,12 @@ fn channel(request: &RelayRequest<'_>, path: Option<&str>) -> Arc<str> {
 
 /// The authority of the channels that a request means.
 fn channel_authority(request: &RelayRequest<'_>) -> String {
-    let authority = authority(&request.entry.facts);
-    match request.settings.tree.peers() {
-        Some(peers) => peers.authority_of(&authority).to_owned(),
-        None => authority,
-    }
+    authority_of_channels(request.settings, &authority(&request.entry.facts)).to_owned()
+}
+
+/// The authority of the channels that a request with this authority means.
+fn authority_of_channels<'a>(settings: &'a RelaySettings, authority: &'a str) -> &'a str {
+    settings.tree.peers().map_or(authority, |peers| peers.authority_of(authority))
 }
 
 /// The authority without the default port.

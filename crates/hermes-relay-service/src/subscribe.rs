@@ -16,7 +16,8 @@ use hermes_relay::fields::{
 };
 use hermes_relay::framing::Framing;
 use hermes_relay::{
-    Content, ContentReader, End, EventId, NextPart, SubscribeError, SubscribeRequest, Subscription, SubscriptionId,
+    Content, ContentReader, Delivery, End, EventId, NextPart, Publication, SubscribeError, SubscribeRequest,
+    Subscription, SubscriptionId,
 };
 use hermes_signature::Grant;
 use hermes_transport::body::{Body, BoxedBody};
@@ -54,11 +55,10 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
     if let Some(id) = text(headers, &SUBSCRIPTION)? {
         let grant = url_token::check_subscriber(&request.entry.facts, request.settings)?;
         let refreshed = refresh(request, id, timeout(request)?, grant.as_ref())?;
-        let is_refreshed = refreshed.status().is_success();
-        return match moves::serve_client(request).await? {
-            Some(refused) if is_refreshed => Ok(refused),
-            _ => Ok(refreshed),
-        };
+        if !refreshed.status().is_success() {
+            return Ok(refreshed);
+        }
+        return Ok(moves::serve_client(request).await?.unwrap_or(refreshed));
     }
     let accept = text(headers, &ACCEPT)?;
     let is_event_source = accept.is_some_and(|accept| accept.to_ascii_lowercase().contains("text/event-stream"));
@@ -83,10 +83,12 @@ pub(crate) async fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, 
 
 /// Whether the next relay serves the request: a member of a group, since only one relay knows all members; or the refresh
 /// of a subscription that this node does not have.
-pub(crate) fn is_for_next(request: &RelayRequest<'_>) -> bool {
+pub(crate) fn is_for_next(request: &RelayRequest<'_>, is_tunnel: bool) -> bool {
     let headers = &request.entry.facts.headers;
     let relay = &request.relays.of(&request.route.name, request.settings).relay;
-    let id = headers.get(SUBSCRIPTION).and_then(|id| id.to_str().ok()?.trim().parse().ok());
+    // A WebSocket refreshes nothing.
+    let id = headers.get(SUBSCRIPTION).filter(|_| !is_tunnel);
+    let id = id.and_then(|id| id.to_str().ok()?.trim().parse().ok());
     headers.contains_key(GROUP) || id.is_some_and(|id| !relay.has(id))
 }
 
@@ -233,19 +235,26 @@ async fn join(
     }
 }
 
-/// Checks the token of a request that the next relay serves. That relay may not know tokens, so the request must show that the
-/// subscription does not exceed the grant.
-pub(crate) fn check_forwarded(request: &RelayRequest<'_>) -> Result<(), Error> {
+/// Checks a request that the next relay serves. That relay knows neither the routes of this node nor its tokens. So the request has
+/// one channel, for which this node has decided; it publishes nothing; and it shows that it does not exceed its grant.
+pub(crate) fn check_forwarded(request: &RelayRequest<'_>, is_tunnel: bool) -> Result<(), Error> {
     let facts = &request.entry.facts;
+    if is_tunnel {
+        let reason = format!(
+            "only the root of a channel has members of a group by WebSocket; write {ACCEPT}: text/event-stream, or leave out {GROUP}"
+        );
+        return Err(Error::Malformed(reason));
+    }
+    if facts.headers.contains_key(CHANNELS) {
+        let reason =
+            format!("only the root of a channel takes {CHANNELS} of members of a group and of refreshes; leave it out");
+        return Err(Error::Malformed(reason));
+    }
     let Some(grant) = url_token::check_subscriber(facts, request.settings)? else { return Ok(()) };
     let max = url_token::max_timeout(Some(&grant), Duration::MAX);
     if timeout(request)?.is_none_or(|timeout| timeout > max) {
         let max = max.as_secs();
         return Err(Error::Malformed(format!("the token is valid for {max} s; write a {TIMEOUT} that is not longer")));
-    }
-    if facts.headers.contains_key(CHANNELS) || facts.protocol.is_some() {
-        let reason = "with a token, a member of a group or a refresh has one channel, and is no WebSocket";
-        return Err(Error::Malformed(reason.to_owned()));
     }
     Ok(())
 }
@@ -468,31 +477,37 @@ struct SubscriptionBody {
     has_ended: bool,
 }
 
-/// The content of a publication whose head has been sent, and the bytes after it.
-enum Rest {
+/// The content of a publication whose head has been sent, and the bytes after it. The publication counts its memory as long.
+struct Rest {
+    of: RestOf,
+    _publication: Arc<Publication>,
+}
+
+enum RestOf {
     /// The content from this byte on.
     Whole(Bytes, usize, Bytes),
     Arriving(ContentReader, Bytes),
 }
 
 impl Rest {
-    fn new(content: &Content, tail: Bytes) -> Self {
-        match content {
-            Content::Whole(bytes) => Self::Whole(bytes.clone(), 0, tail),
-            Content::Arriving(content) => Self::Arriving(ContentReader::new(content), tail),
-        }
+    fn new(content: &Content, tail: Bytes, publication: Arc<Publication>) -> Self {
+        let of = match content {
+            Content::Whole(bytes) => RestOf::Whole(bytes.clone(), 0, tail),
+            Content::Arriving(content) => RestOf::Arriving(ContentReader::new(content), tail),
+        };
+        Self { of, _publication: publication }
     }
 
     /// Returns the next bytes. `None`: those were all.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Error>>> {
-        let tail = match self {
-            Self::Whole(bytes, from, _) if *from < bytes.len() => {
+        let tail = match &mut self.of {
+            RestOf::Whole(bytes, from, _) if *from < bytes.len() => {
                 let frame = bytes.slice(*from..bytes.len().min(*from + FRAME_BYTES));
                 *from += frame.len();
                 return Poll::Ready(Some(Ok(frame)));
             }
-            Self::Whole(_, _, tail) => tail,
-            Self::Arriving(reader, tail) => match ready!(reader.poll_part(cx)) {
+            RestOf::Whole(_, _, tail) => tail,
+            RestOf::Arriving(reader, tail) => match ready!(reader.poll_part(cx)) {
                 NextPart::Bytes(bytes) => return Poll::Ready(Some(Ok(bytes))),
                 NextPart::End => tail,
                 NextPart::Aborted => {
@@ -546,7 +561,9 @@ impl BoxedBody for SubscriptionBody {
                     let position = self.deliveries.position();
                     let rest =
                         self.framing.write_around(&mut out, &delivery, &position, names_channel, MIN_OWN_FRAME_BYTES);
-                    self.rest = rest.map(|(content, tail)| Rest::new(&content, tail));
+                    if let (Some((content, tail)), Delivery::Publication(publication)) = (rest, delivery) {
+                        self.rest = Some(Rest::new(&content, tail, publication));
+                    }
                     if self.rest.is_some() || out.len() >= FRAME_BYTES {
                         return Poll::Ready(Some(Ok(Frame::data(out.into()))));
                     }

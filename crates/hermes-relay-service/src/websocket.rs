@@ -291,7 +291,12 @@ impl BoxedStream for RelaySocket {
             // The other direction waits for this.
             cx.waker().wake_by_ref();
         }
-        Poll::Ready(Ok(Some(Bytes::from(outgoing)).filter(|bytes| !bytes.is_empty())))
+        // Long messages count until they are sent, since each client has its own copy.
+        let bytes = match outgoing.len() {
+            0..MAX_OUTGOING => Bytes::from(outgoing),
+            MAX_OUTGOING.. => self.outlet.relay().reserve().hold(outgoing),
+        };
+        Poll::Ready(Ok(Some(bytes).filter(|bytes| !bytes.is_empty())))
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>, chunk: &mut Bytes) -> Poll<io::Result<()>> {

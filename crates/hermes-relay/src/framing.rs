@@ -87,8 +87,8 @@ impl Framing {
         }
     }
 
-    /// Writes a delivery like [`Self::write`]. If its content needs no change, and still arrives or is at least this long, writes
-    /// only the bytes before it, and returns it with the bytes after it.
+    /// Writes a delivery like [`Self::write`]. If its content is at least this long, or needs no change and still arrives, writes
+    /// only the bytes before it, and returns it with the bytes after it. All subscribers share it.
     pub fn write_around(
         &self,
         out: &mut Vec<u8>,
@@ -97,15 +97,32 @@ impl Framing {
         names_channel: bool,
         min_bytes: usize,
     ) -> Option<(Content, Bytes)> {
-        if let (Self::Multipart { boundary }, Delivery::Publication(publication)) = (self, delivery) {
-            let content = &publication.content.body;
-            if content.is_arriving() || content.len() >= min_bytes && !publication.is_aborted() {
+        let long = match delivery {
+            Delivery::Publication(publication) => Some((publication, &publication.content.body)),
+            Delivery::Gap { .. } => None,
+        };
+        let is_long =
+            |publication: &Publication, content: &Content| content.len() >= min_bytes && !publication.is_aborted();
+        match (self, long) {
+            (Self::Multipart { boundary }, Some((publication, content)))
+                if content.is_arriving() || is_long(publication, content) =>
+            {
                 multipart::write_head(out, delivery, position, names_channel, Some(content.len()));
-                return Some((content.clone(), multipart::tail(boundary)));
+                Some((content.clone(), multipart::tail(boundary)))
+            }
+            (Self::JsonLines, Some((publication, content))) if is_long(publication, content) => {
+                let (data, tail) = json_lines::write_around(out, publication, position, names_channel);
+                Some((data.into(), tail))
+            }
+            (Self::EventStream, Some((publication, content))) if is_long(publication, content) => {
+                let (data, tail) = event_stream::write_around(out, publication, position, names_channel);
+                Some((data.into(), tail))
+            }
+            _ => {
+                self.write(out, delivery, position, names_channel);
+                None
             }
         }
-        self.write(out, delivery, position, names_channel);
-        None
     }
 
     /// The bytes that keep an idle connection open, and mean nothing.

@@ -3,8 +3,8 @@
 //! In: the body of a request, and its fields that describe the content. Out: a publication that all queues
 //! share. Its bytes count towards the memory of the relay until the last queue has let go of it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -97,9 +97,28 @@ pub struct Publication {
     pub content: NewPublication,
     /// Its publisher waits for slow subscribers.
     pub is_reliable: bool,
-    /// What it counts in `memory`: without content that counts itself.
-    counted: u64,
+    /// What it counts in `memory`: with its encoded forms, and without content that counts itself.
+    counted: AtomicU64,
+    /// The content as framings write it, made once for all subscribers.
+    encoded: [OnceLock<Encoded>; 2],
     memory: Arc<AtomicU64>,
+}
+
+/// A form of content that text framings write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    /// A JSON string.
+    Json,
+    /// The lines of a server-sent event.
+    EventStream,
+}
+
+/// Content in a form.
+#[derive(Clone, Debug)]
+pub(crate) struct Encoded {
+    /// Whether the content is no text for this form, and so in base64.
+    pub(crate) is_base64: bool,
+    pub(crate) bytes: Bytes,
 }
 
 impl Publication {
@@ -113,7 +132,19 @@ impl Publication {
         let counts_itself = matches!(&content.body, Content::Arriving(content) if content.is_counted());
         let counted = cost(&content) - if counts_itself { content.body.len() as u64 } else { 0 };
         memory.fetch_add(counted, Ordering::Relaxed);
-        Self { channel, id, content, is_reliable, counted, memory: memory.clone() }
+        let counted = counted.into();
+        Self { channel, id, content, is_reliable, counted, encoded: Default::default(), memory: memory.clone() }
+    }
+
+    /// The content in a form. The first subscriber has it encoded.
+    pub(crate) fn encoded(&self, form: Form, encode: impl FnOnce(&[u8]) -> Encoded) -> &Encoded {
+        self.encoded[form as usize].get_or_init(|| {
+            let encoded = encode(&self.content.body.whole());
+            let bytes = encoded.bytes.len() as u64;
+            self.counted.fetch_add(bytes, Ordering::Relaxed);
+            self.memory.fetch_add(bytes, Ordering::Relaxed);
+            encoded
+        })
     }
 
     /// Whether nobody will have its content, since the publisher has broken off. Its place in the channel remains.
@@ -130,7 +161,7 @@ impl Publication {
 
 impl Drop for Publication {
     fn drop(&mut self) {
-        self.memory.fetch_sub(self.counted, Ordering::Relaxed);
+        self.memory.fetch_sub(*self.counted.get_mut(), Ordering::Relaxed);
     }
 }
 
@@ -148,9 +179,26 @@ impl Reserved {
         Self { bytes: OVERHEAD_BYTES, memory: memory.clone() }
     }
 
+    /// Bytes that count until the last reader drops them.
+    pub fn hold(mut self, bytes: Vec<u8>) -> Bytes {
+        self.add(bytes.len() as u64);
+        Bytes::from_owner(HeldBytes { bytes, _reserved: self })
+    }
+
     pub(crate) fn add(&mut self, bytes: u64) -> u64 {
         self.bytes += bytes;
         self.memory.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+}
+
+struct HeldBytes {
+    bytes: Vec<u8>,
+    _reserved: Reserved,
+}
+
+impl AsRef<[u8]> for HeldBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 

@@ -64,6 +64,8 @@ struct QueueState {
     dropped: Vec<Dropped>,
     /// The time at which a reliable publication first found no room, since the last delivery was taken.
     blocking_since: Option<Duration>,
+    /// The time at which the reader took a delivery, until it asks for the next one.
+    read_since: Option<Duration>,
     /// A reliable publication waits for this queue. Realtime ones must not take the room before it.
     is_reserved: bool,
     deadline: Duration,
@@ -114,6 +116,7 @@ impl SubscriberQueue {
             bytes: 0,
             dropped: Vec::new(),
             blocking_since: None,
+            read_since: None,
             is_reserved: false,
             deadline,
             end: None,
@@ -215,6 +218,7 @@ impl SubscriberQueue {
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>, now: Duration) -> Poll<Result<Delivery, End>> {
         let (next, publishers) = {
             let mut state = self.lock();
+            state.read_since = None;
             if now >= state.deadline {
                 state.end.get_or_insert(End::Expired);
             }
@@ -227,7 +231,10 @@ impl SubscriberQueue {
             }
             match (state.take(), state.end) {
                 // Deliveries that were queued before the end are delivered.
-                (Some(next), _) => (next, std::mem::take(&mut state.publishers)),
+                (Some(next), _) => {
+                    state.read_since = Some(now);
+                    (next, std::mem::take(&mut state.publishers))
+                }
                 (None, Some(end)) => return Poll::Ready(Err(end)),
                 (None, None) => {
                     state.reader = Some(cx.waker().clone());
@@ -300,9 +307,12 @@ impl SubscriberQueue {
         waiting.into_iter().filter_map(for_one).collect()
     }
 
-    /// The time for which the next delivery has waited. `None`: nothing waits.
+    /// The time for which the next delivery has waited, or for which the client has been reading the one before. `None`: nothing
+    /// waits.
     pub(crate) fn waited(&self, now: Duration) -> Option<Duration> {
-        self.lock().waiting.front().map(|next| now.saturating_sub(next.at))
+        let state = self.lock();
+        let oldest = state.waiting.front().map(|next| next.at).into_iter().chain(state.read_since).min();
+        oldest.map(|at| now.saturating_sub(at))
     }
 }
 

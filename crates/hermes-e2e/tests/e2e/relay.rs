@@ -12,7 +12,7 @@ use hermes_testkit::binary::hermes;
 use hermes_testkit::ca::Subject;
 use hermes_testkit::overlay::{Node, Overlay};
 use hermes_testkit::relay::{SUBSCRIBE, Subscriber, curl, field, publish};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::process::Command;
 
@@ -485,6 +485,59 @@ async fn the_kernel_holds_few_unsent_bytes_of_a_subscriber() {
     hermes_testkit::poll::until("bytes wait", async || unsent().await > 0).await;
     let unsent = unsent().await;
     assert!(unsent <= 400 << 10, "{unsent} bytes");
+}
+
+/// A publication counts until its subscribers have read it, and not only until it leaves their queues.
+#[tokio::test]
+async fn what_slow_subscribers_still_read_has_a_bound_of_memory() {
+    const MEMORY: u64 = 16 << 20;
+    let overlay = Overlay::new(hermes()).unwrap();
+    let document =
+        RELAY.replace("per-client: 8", "per-client: 2000, memory: 16MiB").replace("unit: 100KiB", "unit: 2MiB");
+    let node = overlay.node("relay").document(&document).start().await.unwrap();
+    let address = node.address("web");
+    let lazy = async |channel: &str, accept: &str| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut stream = socket.connect(address).await.unwrap();
+        let request =
+            format!("GET {channel} HTTP/1.1\r\nhost: {address}\r\nhermes-subscribe: true\r\naccept: {accept}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream
+    };
+    // Too long for an argument of curl.
+    let post = async |channel: &str| {
+        let content = "\u{e9}".repeat(512 << 10);
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let length = content.len();
+        let head = format!("POST {channel} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\n\r\n");
+        stream.write_all(&[head.as_bytes(), content.as_bytes()].concat()).await.unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+        String::from_utf8_lossy(&status[9..]).into_owned()
+    };
+    let mut all = Vec::new();
+    for _ in 0..100 {
+        all.push(lazy("/events/a", "application/x-ndjson").await);
+        all.push(lazy("/events/a", "text/event-stream").await);
+    }
+    node.metric_is("hermes_relay_subscriptions", "", 200.0).await;
+    let before = node.memory().unwrap();
+    assert_eq!(post("/events/a").await, "204");
+    let grown = node.memory().unwrap().saturating_sub(before);
+    assert!(grown < 96 << 20, "{grown} bytes: a copy for each of them");
+    // Each of these holds another publication.
+    let mut refused = 0;
+    for number in 0..40 {
+        let channel = format!("/events/{number}");
+        all.push(lazy(&channel, "multipart/mixed").await);
+        node.metric_is("hermes_relay_subscriptions", "", 201.0 + f64::from(number)).await;
+        let status = post(&channel).await;
+        assert!(status == "204" || status == "503", "{status}");
+        refused += usize::from(status == "503");
+    }
+    let held = node.metric("hermes_relay_memory_bytes", "").await.unwrap();
+    assert!(refused > 10 && held < 1.5 * MEMORY as f64, "{refused} refused, {held} bytes");
 }
 
 /// Subscribers who read nothing. They hold up nobody, and publications in queues have a bound of memory.

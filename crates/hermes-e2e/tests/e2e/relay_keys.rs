@@ -418,7 +418,7 @@ upstreams: [{name: next, protocol: h2, overlay: true, endpoints: ['$NEXT']}]
     for (fields, reason) in [
         (&[][..], "write a hermes-timeout"),
         (&["--header", "hermes-timeout: 3600"], "write a hermes-timeout"),
-        (&["--header", "hermes-timeout: 9", "--header", "hermes-channels: /secret"], "has one channel"),
+        (&["--header", "hermes-timeout: 9", "--header", "hermes-channels: /secret"], "leave it out"),
     ] {
         let (status, _, body) = curl(&edge, &token("/a", 60), &[&group, fields].concat()).await;
         assert!(status == 400 && body.contains(reason), "{status} {body}");

@@ -8,7 +8,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 
-use crate::Delivery;
+use crate::publication::{Encoded, Form};
+use crate::{Delivery, Publication};
 
 /// A comment.
 pub(super) const HEARTBEAT: Bytes = Bytes::from_static(b":\n\n");
@@ -18,18 +19,51 @@ pub(super) fn begin(position: &str) -> Bytes {
     format!("id: {position}\n\n").into()
 }
 
+/// The bytes after the lines of an event.
+const TAIL: Bytes = Bytes::from_static(b"\n");
+
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool) {
-    let (channel, kind, data) = match delivery {
+    let (channel, missed) = match delivery {
         Delivery::Publication(publication) if !publication.is_aborted() => {
-            let body = publication.content.body.whole();
-            match std::str::from_utf8(&body) {
-                Ok(text) if !text.contains('\r') => (&publication.channel, None, text.to_owned()),
-                _ => (&publication.channel, Some("base64"), BASE64_STANDARD.encode(body)),
-            }
+            let encoded = encode(&publication.content.body.whole());
+            write_head(out, &publication.channel, kind(&encoded), position, names_channel);
+            out.extend_from_slice(&encoded.bytes);
+            out.extend_from_slice(&TAIL);
+            return;
         }
-        Delivery::Publication(publication) => (&publication.channel, Some("gap"), super::missed_text(Some(1))),
-        Delivery::Gap { channel, missed, .. } => (channel, Some("gap"), super::missed_text(*missed)),
+        Delivery::Publication(publication) => (&publication.channel, super::missed_text(Some(1))),
+        Delivery::Gap { channel, missed, .. } => (channel, super::missed_text(*missed)),
     };
+    write_head(out, channel, Some("gap"), position, names_channel);
+    out.extend_from_slice(&lines(&missed));
+    out.extend_from_slice(&TAIL);
+}
+
+/// Writes what comes before the content of a publication, and returns the content and what follows it.
+pub(super) fn write_around(
+    out: &mut Vec<u8>,
+    publication: &Publication,
+    position: &str,
+    names_channel: bool,
+) -> (Bytes, Bytes) {
+    let encoded = publication.encoded(Form::EventStream, encode);
+    write_head(out, &publication.channel, kind(encoded), position, names_channel);
+    (encoded.bytes.clone(), TAIL)
+}
+
+/// The content as lines of an event.
+fn encode(content: &[u8]) -> Encoded {
+    match std::str::from_utf8(content) {
+        Ok(text) if !text.contains('\r') => Encoded { is_base64: false, bytes: lines(text).into() },
+        _ => Encoded { is_base64: true, bytes: lines(&BASE64_STANDARD.encode(content)).into() },
+    }
+}
+
+fn kind(encoded: &Encoded) -> Option<&'static str> {
+    encoded.is_base64.then_some("base64")
+}
+
+fn write_head(out: &mut Vec<u8>, channel: &str, kind: Option<&str>, position: &str, names_channel: bool) {
     out.extend_from_slice(b"id: ");
     out.extend_from_slice(position.as_bytes());
     out.push(b'\n');
@@ -41,10 +75,14 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
         (Some(kind), false) => out.extend_from_slice(format!("event: {kind}\n").as_bytes()),
         (Some(kind), true) => out.extend_from_slice(format!("event: {kind} {channel}\n").as_bytes()),
     }
-    for line in data.split('\n') {
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(line.as_bytes());
-        out.push(b'\n');
+}
+
+fn lines(text: &str) -> Vec<u8> {
+    let mut lines = Vec::with_capacity(text.len() + 16);
+    for line in text.split('\n') {
+        lines.extend_from_slice(b"data: ");
+        lines.extend_from_slice(line.as_bytes());
+        lines.push(b'\n');
     }
-    out.push(b'\n');
+    lines
 }

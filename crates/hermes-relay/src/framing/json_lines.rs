@@ -5,25 +5,25 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use crate::Delivery;
+use crate::publication::{Encoded, Form};
+use crate::{Delivery, Publication};
 
 pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, names_channel: bool) {
+    if let Delivery::Publication(publication) = delivery
+        && !publication.is_aborted()
+    {
+        let encoded = encode(&publication.content.body.whole());
+        out.extend_from_slice(head(&encoded));
+        out.extend_from_slice(&encoded.bytes);
+        out.extend_from_slice(&tail(publication, position, names_channel));
+        return;
+    }
     let mut line = Map::new();
     line.insert("id".to_owned(), position.into());
     let channel = match delivery {
-        Delivery::Publication(publication) if !publication.is_aborted() => {
-            if let Some(kind) = super::content_type(publication) {
-                line.insert("type".to_owned(), kind.into());
-            }
-            let body = publication.content.body.whole();
-            match std::str::from_utf8(&body) {
-                Ok(text) => line.insert("data".to_owned(), text.into()),
-                Err(_) => line.insert("base64".to_owned(), BASE64_STANDARD.encode(body).into()),
-            };
-            &publication.channel
-        }
         Delivery::Publication(publication) => {
             line.insert("missed".to_owned(), 1.into());
             &publication.channel
@@ -38,4 +38,44 @@ pub(super) fn write(out: &mut Vec<u8>, delivery: &Delivery, position: &str, name
     }
     out.extend_from_slice(Value::Object(line).to_string().as_bytes());
     out.push(b'\n');
+}
+
+/// Writes what comes before the content of a publication, and returns the content and what follows it.
+pub(super) fn write_around(
+    out: &mut Vec<u8>,
+    publication: &Publication,
+    position: &str,
+    names_channel: bool,
+) -> (Bytes, Bytes) {
+    let encoded = publication.encoded(Form::Json, encode);
+    out.extend_from_slice(head(encoded));
+    (encoded.bytes.clone(), tail(publication, position, names_channel).into())
+}
+
+/// The content as a JSON string.
+fn encode(content: &[u8]) -> Encoded {
+    match std::str::from_utf8(content) {
+        Ok(text) => Encoded { is_base64: false, bytes: Value::from(text).to_string().into() },
+        Err(_) => Encoded { is_base64: true, bytes: format!("\"{}\"", BASE64_STANDARD.encode(content)).into() },
+    }
+}
+
+fn head(encoded: &Encoded) -> &'static [u8] {
+    if encoded.is_base64 { b"{\"base64\":" } else { b"{\"data\":" }
+}
+
+fn tail(publication: &Publication, position: &str, names_channel: bool) -> Vec<u8> {
+    let mut rest = Map::new();
+    rest.insert("id".to_owned(), position.into());
+    if let Some(kind) = super::content_type(publication) {
+        rest.insert("type".to_owned(), kind.into());
+    }
+    if names_channel {
+        rest.insert("channel".to_owned(), super::path_of(&publication.channel).into());
+    }
+    // The object goes on after its first field.
+    let mut tail = Value::Object(rest).to_string().into_bytes();
+    tail[0] = b',';
+    tail.push(b'\n');
+    tail
 }
