@@ -30,11 +30,14 @@ const CONFIRM_PAUSE: Duration = Duration::from_millis(200);
 impl FeedTask {
     /// Passes publications on until the subscription ends.
     pub(crate) async fn follow(&self, next: &NextChannel, accepted: Accepted) -> FeedEnd {
-        let Accepted { id, timeout, heartbeat, epochs, keeps_copy, mut deliveries, .. } = accepted;
+        let Accepted { id, position: start, timeout, heartbeat, epochs, mut confirmed, mut deliveries, .. } = accepted;
+        let keeps_copy = confirmed.is_some();
         let max_silence = heartbeat.map_or(TIMEOUT_AT_NEXT, |heartbeat| heartbeat * MISSING_HEARTBEATS);
         let (mut audience, mut tree) = (self.audience.clone(), self.tree.clone());
         audience.mark_unchanged();
-        let mut confirmed = self.feeder.feed.position();
+        // A publisher may wait until this node confirms a publication from before `start`. It comes with the history, unless the
+        // subscription resumes.
+        let mut lacks_history = keeps_copy && confirmed != Some(start);
         let mut copy = CopyState::default();
         let mut copying = keeps_copy.then(|| self.copy_history(next));
         let mut refresh_at = Instant::now() + timeout / 3;
@@ -49,8 +52,8 @@ impl FeedTask {
             let position = self.feeder.feed.position();
             // One confirmation at a time; the next one covers all publications since.
             copy.reaches(position, &epochs);
-            if keeps_copy && confirmed != position && refreshing.is_none() {
-                confirmed = position;
+            if keeps_copy && !lacks_history && confirmed != Some(position) && refreshing.is_none() {
+                confirmed = Some(position);
                 refresh_at = Instant::now();
             }
             tokio::select! {
@@ -74,6 +77,7 @@ impl FeedTask {
                 }
                 has_history = asked(&mut copying), if copying.is_some() => {
                     copying = None;
+                    lacks_history = false;
                     copy.has_history = has_history;
                 }
                 refreshed = asked(&mut refreshing), if refreshing.is_some() => {
@@ -84,7 +88,9 @@ impl FeedTask {
                     refresh_at = Instant::now() + pause;
                 }
                 () = tokio::time::sleep_until(refresh_at), if refreshing.is_none() => {
-                    refreshing = Some(next.refresh(Standing { timeout, ..self.standing() }, id.clone()));
+                    let standing = self.standing();
+                    let confirmed = standing.confirmed.and(confirmed);
+                    refreshing = Some(next.refresh(Standing { timeout, confirmed, ..standing }, id.clone()));
                 }
                 // Another number of subscribers is told at once, but never by two requests at a time.
                 changed = audience.changed(), if refreshing.is_none() => {

@@ -243,8 +243,8 @@ pub(crate) struct Accepted {
     pub(crate) timeout: Duration,
     /// The ends of the epochs at the next relay; the last one is its position.
     pub(crate) epochs: Vec<EventId>,
-    /// The next relay knows that this one keeps a copy.
-    pub(crate) keeps_copy: bool,
+    /// This node keeps a copy, and has told the next relay that it has it up to this position.
+    pub(crate) confirmed: Option<EventId>,
     /// The time between heartbeats, if the next relay tells it.
     pub(crate) heartbeat: Option<Duration>,
     pub(crate) deliveries: NextDeliveries,
@@ -296,13 +296,13 @@ async fn accepted(
     let heartbeat = heartbeat.map(|seconds| Duration::from_secs(seconds).min(MAX_HEARTBEAT));
     let reserved = relay.reserve();
     let timeout = standing.timeout;
-    let (epochs, keeps_copy) = (epochs(&head.headers), standing.confirmed.is_some());
+    let (epochs, confirmed) = (epochs(&head.headers), standing.confirmed);
     Ok(Accepted {
         id,
         position,
         timeout,
         epochs,
-        keeps_copy,
+        confirmed,
         heartbeat,
         deliveries: NextDeliveries { body, parser, relay, reserved },
     })

@@ -200,6 +200,24 @@ async fn a_root_that_is_killed_takes_nothing_along() {
     }
 }
 
+/// The copy of a new channel begins after its first publication, and still confirms it.
+#[tokio::test]
+async fn the_first_publication_of_a_channel_is_confirmed_at_once() {
+    let mut peers = Peers::with("{node: one}, {node: two}", "hash").await;
+    for index in 0..3 {
+        // A copy that confirms nothing is seen by the time alone.
+        let document = peers.document(index, &peers.peers).replace("stall: 3s", "stall: 30s");
+        peers.nodes[index].as_mut().unwrap().reload(&document, &[]).await.unwrap();
+    }
+    for number in 0..6 {
+        let path = format!("/events/{number}");
+        let first = publish(peers.at(number % 3), &path, "x", &POST);
+        let first = tokio::time::timeout(Duration::from_secs(3), first).await;
+        let (status, head, _) = first.unwrap_or_else(|_| panic!("{path}: no copy has confirmed it"));
+        assert_eq!((status, field(&head, "hermes-copies")), (204, Some("1")), "{path}: {head}");
+    }
+}
+
 /// Roots come and go while a publisher is at work.
 #[tokio::test]
 async fn a_channel_survives_restarts_under_load() {
