@@ -32,7 +32,7 @@ use crate::worker::Worker;
 use crate::{custody, filters, upgrade};
 use hermes_architecture::dial_target;
 use hermes_outbound::generation::Generation;
-use hermes_relay_service::{ForNext, NextRelay, RelayRequest, SocketOutcome};
+use hermes_relay_service::{ForNext, NextRelay, RelayRequest, SUBSCRIPTION, SocketOutcome};
 use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody};
 use hermes_transport::datagram::{self, Opening, Port, Reopened};
 use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules};
@@ -425,6 +425,11 @@ fn respond_with(
     response: Response<Body>,
 ) -> Result<ActionOutcome, Error> {
     let (mut parts, body) = response.into_parts();
+    // A subscriber that half-closes counts as gone, as it does at the relay itself. Only this node sees the half-close,
+    // and publications for one of a group must not go to a client that has left.
+    if parts.headers.contains_key(SUBSCRIPTION) {
+        session.entry.set_ends_half_closed(true);
+    }
     let vars = TemplateValues { facts: &session.entry.facts, node: &generation.snapshot.node };
     // The route may have changed since the first decision.
     let led = session.entry.route.borrow().clone();

@@ -149,6 +149,11 @@ impl Feeds {
         self.lock().get(channel).is_some_and(|other| other.progress.same_channel(&feed.progress))
     }
 
+    /// Whether the channel has a feed.
+    pub(crate) fn contains(&self, channel: &str) -> bool {
+        self.lock().contains_key(channel)
+    }
+
     /// Removes the feed with this sending end, if `is_over` holds while no client can find it. Returns true if it did.
     pub(crate) fn remove_if(
         &self,

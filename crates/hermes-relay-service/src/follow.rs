@@ -30,15 +30,12 @@ const CONFIRM_PAUSE: Duration = Duration::from_millis(200);
 impl FeedTask {
     /// Passes publications on until the subscription ends.
     pub(crate) async fn follow(&self, next: &NextChannel, accepted: Accepted) -> FeedEnd {
-        let Accepted { id, position: start, timeout, heartbeat, epochs, mut confirmed, mut deliveries, .. } = accepted;
+        let Accepted { id, position: start, timeout, heartbeat, epochs, confirmed, mut deliveries } = accepted;
         let keeps_copy = confirmed.is_some();
         let max_silence = heartbeat.map_or(TIMEOUT_AT_NEXT, |heartbeat| heartbeat * MISSING_HEARTBEATS);
         let (mut audience, mut tree) = (self.audience.clone(), self.tree.clone());
         audience.mark_unchanged();
-        // A publisher may wait until this node confirms a publication from before `start`. It comes with the history, unless the
-        // subscription resumes.
-        let mut lacks_history = keeps_copy && confirmed != Some(start);
-        let mut copy = CopyState::default();
+        let mut copy = CopyState::new(confirmed, start);
         let mut copying = keeps_copy.then(|| self.copy_history(next));
         let mut refresh_at = Instant::now() + timeout / 3;
         let mut silent_at = Instant::now() + max_silence;
@@ -52,8 +49,7 @@ impl FeedTask {
             let position = self.feeder.feed.position();
             // One confirmation at a time; the next one covers all publications since.
             copy.reaches(position, &epochs);
-            if keeps_copy && !lacks_history && confirmed != Some(position) && refreshing.is_none() {
-                confirmed = Some(position);
+            if refreshing.is_none() && copy.confirms(position) {
                 refresh_at = Instant::now();
             }
             tokio::select! {
@@ -77,8 +73,7 @@ impl FeedTask {
                 }
                 has_history = asked(&mut copying), if copying.is_some() => {
                     copying = None;
-                    lacks_history = false;
-                    copy.has_history = has_history;
+                    copy.history_ended(has_history);
                 }
                 refreshed = asked(&mut refreshing), if refreshing.is_some() => {
                     refreshing = None;
@@ -88,9 +83,7 @@ impl FeedTask {
                     refresh_at = Instant::now() + pause;
                 }
                 () = tokio::time::sleep_until(refresh_at), if refreshing.is_none() => {
-                    let standing = self.standing();
-                    let confirmed = standing.confirmed.and(confirmed);
-                    refreshing = Some(next.refresh(Standing { timeout, confirmed, ..standing }, id.clone()));
+                    refreshing = Some(next.refresh(Standing { timeout, ..copy.told(self.standing()) }, id.clone()));
                 }
                 // Another number of subscribers is told at once, but never by two requests at a time.
                 changed = audience.changed(), if refreshing.is_none() => {
@@ -152,9 +145,13 @@ fn pause_after(refreshed: &Result<Response<Body>, Error>, timeout: Duration, kee
 /// A request for the history from before the subscription.
 type Copying<'f> = Pin<Box<dyn Future<Output = bool> + 'f>>;
 
-/// The parts of a copy that are complete.
-#[derive(Default)]
+/// The parts of a copy that are complete, and the position that this node has confirmed.
 struct CopyState {
+    /// `None`: this node keeps no copy.
+    confirmed: Option<EventId>,
+    /// Nothing is confirmed before the history. A publisher may wait for a publication from before the subscription, which
+    /// comes with the history alone.
+    awaits_history: bool,
     /// All from before the subscription.
     has_history: bool,
     /// All that the root had when the subscription began.
@@ -162,6 +159,30 @@ struct CopyState {
 }
 
 impl CopyState {
+    /// The copy of a subscription that begins at `start`. One that resumes delivers all that is not confirmed yet.
+    fn new(confirmed: Option<EventId>, start: EventId) -> Self {
+        Self { confirmed, awaits_history: confirmed != Some(start), has_history: false, has_latest: false }
+    }
+
+    /// Whether this position has to be confirmed, which counts as done then.
+    fn confirms(&mut self, position: EventId) -> bool {
+        let is_due = !self.awaits_history && self.confirmed.is_some_and(|confirmed| confirmed != position);
+        if is_due {
+            self.confirmed = Some(position);
+        }
+        is_due
+    }
+
+    /// A refresh for another reason confirms nothing new.
+    fn told(&self, standing: Standing) -> Standing {
+        Standing { confirmed: standing.confirmed.and(self.confirmed), ..standing }
+    }
+
+    /// The history was copied, or cannot be.
+    fn history_ended(&mut self, has_history: bool) {
+        (self.awaits_history, self.has_history) = (false, has_history);
+    }
+
     /// This node has a position; the last epoch is that of the root when the subscription began.
     fn reaches(&mut self, position: EventId, epochs: &[EventId]) {
         let is_latest = |latest: &EventId| position >= *latest && position.epoch == latest.epoch;

@@ -115,7 +115,7 @@ impl FeedTask {
                         break FeedEnd::Found(Box::new(better));
                     }
                 }
-                () = tokio::time::sleep_until(keep_at), if keeping.is_none() && registers => {
+                () = tokio::time::sleep_until(keep_at), if keeping.is_none() && registers && !(is_unused && feeder.feed.is_crowded()) => {
                     has_lost = false;
                     keeping = Some(Box::pin(lead.keep_copy()));
                 }
@@ -139,7 +139,11 @@ impl FeedTask {
                 }
                 () = tokio::time::sleep_until(idle_at), if is_unused => {
                     // Without room for other channels, an unused one goes with its history.
-                    if (feeder.feed.is_idle(clock.now()) || feeder.feed.is_crowded()) && self.retire() {
+                    let is_over = match feeder.feed.is_crowded() {
+                        true => self.retire_root(),
+                        false => feeder.feed.is_idle(clock.now()) && self.retire(),
+                    };
+                    if is_over {
                         break FeedEnd::Idle;
                     }
                     idle_at = Instant::now() + LINGER;

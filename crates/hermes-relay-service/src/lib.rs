@@ -38,6 +38,7 @@ use hermes_model::facts::{Facts, Kind};
 use hermes_model::snapshot::{Relay as RelaySettings, Route};
 use hermes_model::trust::{LOCATE, STAND_BY};
 use hermes_relay::EventId;
+pub use hermes_relay::fields::SUBSCRIPTION;
 use hermes_relay::fields::{EPOCHS, GROUP, NEW, ROOT};
 use hermes_transport::body::{Body, RequestBody};
 use hermes_transport::error::Error;

@@ -19,6 +19,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Response, StatusCode};
 
 use crate::directory::NotRegistered;
+use crate::registry::RouteRelay;
 use crate::siblings::Siblings;
 use crate::{RelayRequest, channel, refusal, set_epochs, text, upstream};
 
@@ -50,6 +51,11 @@ pub(crate) fn serve(request: &RelayRequest<'_>) -> Result<Response<Body>, Error>
                 response
             }
         });
+    }
+    // Copies of channels that somebody invents must not take the place of others.
+    let RouteRelay { relay, feeds, .. } = &*siblings.of_route;
+    if relay.is_crowded() && !feeds.contains(&name) {
+        return Ok(refusal(StatusCode::SERVICE_UNAVAILABLE, "no room for copies of more channels\n".to_owned()));
     }
     let requests = siblings.requests(facts, &facts.path);
     let feed = match upstream::feed(&siblings, &requests, &name, None) {

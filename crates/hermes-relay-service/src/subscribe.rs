@@ -188,6 +188,15 @@ async fn join(
         paths.iter().map(|path| siblings.requests(&request.entry.facts, path)).collect();
     // A client that may not subscribe must not make this node subscribe.
     of_route.relay.may_subscribe(wanted).map_err(NotBegun::Here)?;
+    // The channel went because nobody used it. Its copy, which nobody uses either, must not bring it back.
+    let is_known = |(channel, _): &(Arc<str>, _)| of_route.feeds.contains(channel);
+    if wanted.is_stand_by
+        && wanted.behind == Some(0)
+        && of_route.relay.is_crowded()
+        && !wanted.channels.iter().all(is_known)
+    {
+        return Err(NotBegun::AtNext(Refused::new(StatusCode::GONE, "no room for a channel that nobody uses")));
+    }
     'attempts: loop {
         let mut feeds = Vec::new();
         for ((channel, _), requests) in wanted.channels.iter().zip(&requests) {

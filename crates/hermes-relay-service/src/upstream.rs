@@ -235,6 +235,16 @@ impl FeedTask {
         self.siblings.of_route.feeds.remove_if(&self.channel, &self.progress, is_over)
     }
 
+    /// The same for the root of a channel, which keeps a copy for nobody.
+    pub(crate) fn retire_root(&self) -> bool {
+        let is_over = self.siblings.of_route.feeds.remove_if(&self.channel, &self.progress, || self.is_unused());
+        if is_over {
+            // Otherwise the subscription of the peer that keeps the copy would hold the channel.
+            self.feeder.feed.close();
+        }
+        is_over
+    }
+
     /// Whether nobody subscribes to the channel, and no client waits for the feed.
     pub(crate) fn is_unused(&self) -> bool {
         // The table of feeds has one receiver.

@@ -229,7 +229,8 @@ impl Relay {
         self.lock().admits(request).map(drop)
     }
 
-    pub(crate) fn is_crowded(&self) -> bool {
+    /// Whether three quarters of the channels exist. From then on, a relay keeps those alone that somebody uses.
+    pub fn is_crowded(&self) -> bool {
         let table = self.lock();
         table.channels.len() >= table.limits.channels / 4 * 3
     }

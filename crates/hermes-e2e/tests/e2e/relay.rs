@@ -358,6 +358,33 @@ async fn a_node_in_between_passes_publications_on_as_they_arrive() {
     assert!(seen.iter().any(|line| line.starts_with("hermes-subscription: ")), "{seen:?}");
 }
 
+/// A node in between must not keep the subscription until the next heartbeat: a publication for one of a group would go to
+/// a client that has left.
+#[tokio::test]
+async fn a_node_in_between_ends_the_subscriptions_of_clients_that_leave() {
+    let overlay = Overlay::new(hermes()).unwrap();
+    // No heartbeat shows the end.
+    let document = RELAY.replace("queue: 4", "queue: 4, heartbeat: 5m");
+    let node = overlay.node("relay").document(&document).start().await.unwrap();
+    for protocol in ["h1", "h2"] {
+        let document = DEVICE.replace("protocol: h2", &format!("protocol: {protocol}"));
+        let device = overlay.node("device").called(protocol).document(&document);
+        let device = device.with("NEXT", node.address("web")).start().await.unwrap();
+        for version in ["--http1.1", "--http2-prior-knowledge"] {
+            let arguments = [&SUBSCRIBE[..], &AUTHORITY, &[version]].concat();
+            let mut subscriber = Subscriber::start(&device, "/events/a", &arguments);
+            node.metric_is("hermes_relay_subscriptions", "", 1.0).await;
+            // The client has read all that was sent, so that the kernel sends no reset for unread bytes.
+            publish(&device, "/events/a", "last", &AUTHORITY).await;
+            while subscriber.line().await != "last" {}
+            drop(subscriber);
+            let ended = node.metric_is("hermes_relay_subscriptions", "", 0.0);
+            let ended = tokio::time::timeout(Duration::from_secs(3), ended).await;
+            assert!(ended.is_ok(), "{version} to the node, {protocol} to the relay: the subscription remains");
+        }
+    }
+}
+
 #[tokio::test]
 async fn publications_cross_a_hop_of_http_3() {
     let overlay = Overlay::new(hermes()).unwrap();

@@ -218,6 +218,29 @@ async fn the_first_publication_of_a_channel_is_confirmed_at_once() {
     }
 }
 
+/// Strangers publish to names that nobody uses. Both peers still have room for channels.
+#[tokio::test]
+async fn invented_channels_leave_room_for_others() {
+    let mut peers = Peers::with("{node: one}, {node: two}", "hash").await;
+    for index in 0..3 {
+        let document = peers.document(index, &peers.peers).replace("queue: 16", "channels: 40, queue: 16");
+        peers.nodes[index].as_mut().unwrap().reload(&document, &[]).await.unwrap();
+    }
+    for number in 0..120 {
+        publish(peers.at(number % 2), &format!("/flood/{number}"), "x", &POST).await;
+    }
+    let briefly = [&SUBSCRIBE[..], &HOST, &["--header", "hermes-timeout: 1"]].concat();
+    let begun = std::time::Instant::now();
+    for index in [0, 1, 0, 1] {
+        let mut attempt = 0;
+        while curl(peers.at(index), &format!("/new/{index}-{attempt}"), &briefly).await.0 != 200 {
+            attempt += 1;
+            assert!(begun.elapsed() < Duration::from_secs(45), "no room after {:?}", begun.elapsed());
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
+
 /// Roots come and go while a publisher is at work.
 #[tokio::test]
 async fn a_channel_survives_restarts_under_load() {

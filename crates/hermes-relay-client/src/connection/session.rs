@@ -27,7 +27,7 @@ const LINGER: Duration = MAX_SILENCE;
 /// The reason why a connection failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failure {
-    #[error("no answer within {} s; look whether a listener runs at this URL", OPEN_TIMEOUT.as_secs())]
+    #[error("no answer within {} s; look whether a listener runs at this URL, with the same secret", OPEN_TIMEOUT.as_secs())]
     NoAnswer,
     #[error("the caller did not confirm the connection within {} s", OPEN_TIMEOUT.as_secs())]
     NotConfirmed,

@@ -22,7 +22,7 @@ use super::publish::Reach;
 
 /// Print the publications of a channel of a relay.
 ///
-/// Prints each publication as it arrives, until the command is interrupted. Subscribes again after a failure, and resumes
+/// Prints each publication and a line feed as it arrives, until the command is interrupted. Subscribes again after a failure, and resumes
 /// after the latest publication as far as the relay keeps a history. Missed publications are reported on standard error.
 #[derive(Debug, Parser)]
 pub(super) struct Subscribe {
