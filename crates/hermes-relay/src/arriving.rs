@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::{Bytes, BytesMut};
 
-use crate::publication::Reserved;
+use crate::reserved::Reserved;
 
 /// A part has at least this many bytes, but for the last one and those between received pieces of [`MIN_OWN_BYTES`]. So their
 /// number is bounded.
@@ -328,8 +328,6 @@ impl Drop for ContentWriter {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::publication::{Content, NewPublication, Publication};
-    use std::sync::atomic::{AtomicU64, Ordering};
 
     /// The part with this number.
     fn part(content: &Arc<ArrivingContent>, number: usize) -> Option<NextPart> {
@@ -399,23 +397,5 @@ mod tests {
         assert_eq!(rest, Poll::Ready(NextPart::Bytes(whole.slice(WAITING_BYTES..))));
         assert_eq!(next(), Poll::Ready(NextPart::End));
         assert!(content.lock().parts.is_empty(), "nothing is held twice");
-    }
-
-    #[test]
-    fn bytes_count_until_they_are_aborted_or_forgotten() {
-        let memory = Arc::default();
-        let counted = |memory: &Arc<AtomicU64>| memory.load(Ordering::Relaxed);
-        let writer = ContentWriter::new(1000);
-        let mut reserved = Reserved::new(&memory);
-        reserved.add(1000);
-        let before = counted(&memory);
-        writer.content().count(reserved);
-        let content = NewPublication { body: Content::Arriving(writer.content()), ..NewPublication::default() };
-        let publication = Publication::new("a".into(), None, content, true, &memory);
-        assert!((before..before + 1000).contains(&counted(&memory)), "its content does not count twice");
-        drop(writer);
-        assert!(counted(&memory) < 1000, "nobody holds the content any more");
-        drop(publication);
-        assert_eq!(counted(&memory), 0);
     }
 }

@@ -22,6 +22,7 @@ mod publishing;
 mod queue;
 mod relay;
 mod request;
+mod reserved;
 
 pub use arriving::{ArrivingContent, ContentError, ContentReader, ContentWriter, NextPart};
 pub use backfill_range::{BackfillRange, BackfillStep, MissedRange};
@@ -30,8 +31,9 @@ pub use event_id::EventId;
 pub use feed::Feed;
 pub use limits::RelayLimits;
 pub use lineage::MAX_EPOCHS;
-pub use publication::{Content, FedPublication, NewPublication, Publication, Reserved};
+pub use publication::{Content, FedPublication, NewPublication, Publication};
 pub use publishing::{Audience, Copies, PublishProgress, Receipt};
 pub use queue::{Delivery, End};
 pub use relay::{Relay, RelayCounters, Subscription};
 pub use request::{PublishError, SubscribeError, SubscribeRequest, SubscriptionId};
+pub use reserved::Reserved;

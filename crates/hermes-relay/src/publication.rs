@@ -12,9 +12,7 @@ use http::HeaderMap;
 use crate::EventId;
 use crate::arriving::ArrivingContent;
 use crate::fields::ABORTED;
-
-/// The bytes that a publication counts beside its content, for its fields and its place in queues.
-const OVERHEAD_BYTES: u64 = 512;
+use crate::reserved::OVERHEAD_BYTES;
 
 /// A publication before a channel has given it an identifier.
 #[derive(Clone, Debug, Default)]
@@ -165,51 +163,33 @@ impl Drop for Publication {
     }
 }
 
-/// Bytes that count towards the memory of a relay until this is dropped: those of a publication that is still arriving, or
-/// waits for room.
-#[derive(Debug)]
-pub struct Reserved {
-    bytes: u64,
-    memory: Arc<AtomicU64>,
-}
-
-impl Reserved {
-    pub(crate) fn new(memory: &Arc<AtomicU64>) -> Self {
-        memory.fetch_add(OVERHEAD_BYTES, Ordering::Relaxed);
-        Self { bytes: OVERHEAD_BYTES, memory: memory.clone() }
-    }
-
-    /// Bytes that count until the last reader drops them.
-    pub fn hold(mut self, bytes: Vec<u8>) -> Bytes {
-        self.add(bytes.len() as u64);
-        Bytes::from_owner(HeldBytes { bytes, _reserved: self })
-    }
-
-    pub(crate) fn add(&mut self, bytes: u64) -> u64 {
-        self.bytes += bytes;
-        self.memory.fetch_add(bytes, Ordering::Relaxed) + bytes
-    }
-}
-
-struct HeldBytes {
-    bytes: Vec<u8>,
-    _reserved: Reserved,
-}
-
-impl AsRef<[u8]> for HeldBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.memory.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// The bytes that content counts.
 pub(crate) fn cost(content: &NewPublication) -> u64 {
     let fields: usize = content.headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     (content.body.len() + fields) as u64 + OVERHEAD_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arriving::ContentWriter;
+    use crate::reserved::Reserved;
+
+    #[test]
+    fn bytes_count_until_they_are_aborted_or_forgotten() {
+        let memory = Arc::default();
+        let counted = |memory: &Arc<AtomicU64>| memory.load(Ordering::Relaxed);
+        let writer = ContentWriter::new(1000);
+        let mut reserved = Reserved::new(&memory);
+        reserved.add(1000);
+        let before = counted(&memory);
+        writer.content().count(reserved);
+        let content = NewPublication { body: Content::Arriving(writer.content()), ..NewPublication::default() };
+        let publication = Publication::new("a".into(), None, content, true, &memory);
+        assert!((before..before + 1000).contains(&counted(&memory)), "its content does not count twice");
+        drop(writer);
+        assert!(counted(&memory) < 1000 + OVERHEAD_BYTES, "nobody holds the content any more");
+        drop(publication);
+        assert_eq!(counted(&memory), 0);
+    }
 }

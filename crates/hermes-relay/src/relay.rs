@@ -16,10 +16,11 @@ use crate::channel::{Channel, HandOver, Joined, Losses, NewMember};
 use crate::event_id::EventId;
 use crate::history_log::HistoryLog;
 use crate::limits::RelayLimits;
-use crate::publication::{FedPublication, NewPublication, Publication, Reserved};
+use crate::publication::{FedPublication, NewPublication, Publication};
 use crate::publishing::{Audience, Copies, Place, PublishProgress, Receipt};
 use crate::queue::{Delivery, End, QueueLimits, SubscriberQueue};
 use crate::request::{PublishError, SubscribeError, SubscribeRequest, SubscriptionId};
+use crate::reserved::Reserved;
 
 /// The most idle channels that are known between two sweeps, to make room for new ones.
 const MAX_IDLE: usize = 1024;
