@@ -1,0 +1,192 @@
+//! The program by which the kernel chooses the worker of a new connection (paper 003, Algorithm 2).
+//!
+//! In: the shared table, and the sockets of a listener by worker. Out: instructions. Of the workers that the scheduler selected, the
+//! hash of the connection picks one. The program passes over a worker whose loop stands still at this very moment: the table has its
+//! latest turn, so nobody has to watch the workers while all of them wait. Never: a refused connection; where the program
+//! chooses nothing, the kernel hashes.
+
+use super::assembler::{Assembler, Condition, Instruction, Operation, Register};
+use super::table::offset;
+
+/// linux/bpf.h: `struct sk_reuseport_md`.
+const CONTEXT_HASH: i16 = 32;
+/// linux/bpf.h: `___BPF_FUNC_MAPPER`.
+const MAP_LOOKUP_ELEM: i32 = 1;
+const KTIME_GET_NS: i32 = 5;
+const SK_SELECT_REUSEPORT: i32 = 82;
+/// linux/bpf.h: `enum sk_action`. Without a selected socket, the kernel hashes.
+const SK_PASS: i32 = 1;
+
+/// The most workers that are passed over, because they stand still or have no socket.
+const ATTEMPTS: usize = 8;
+
+/// Places on the stack.
+const KEY: i16 = -8;
+const POSITION: i16 = -16;
+const PAIRS: i16 = -24;
+const NIBBLES: i16 = -32;
+const BYTES: i16 = -40;
+const HALFWORDS: i16 = -48;
+const WORDS: i16 = -56;
+
+/// Builds the program for a listener. Both maps are given by their descriptors.
+pub(super) fn dispatch(table: u32, sockets: u32) -> Option<Vec<Instruction>> {
+    use Register::{R0, R1, R2, R6, R7, R8, R9, Stack};
+    let mut code = Assembler::default();
+    let (fallback, round_robin, chosen) = (code.label(), code.label(), code.label());
+    // R6: the context. R7: the table. R8: the hash. R9: the workers that are left.
+    code.with_register(Operation::Move, R6, R1);
+    lookup(&mut code, table);
+    code.jump_if(Condition::Equal, R0, 0, fallback);
+    code.with_register(Operation::Move, R7, R0);
+    code.load_64(R1, R7, offset::MODE);
+    code.jump_if(Condition::Equal, R1, super::Mode::RoundRobin as i32, round_robin);
+    code.jump_if(Condition::NotEqual, R1, super::Mode::Directed as i32, fallback);
+    code.load_32(R8, R6, CONTEXT_HASH);
+    code.load_64(R9, R7, offset::SELECTED);
+    for _ in 0..ATTEMPTS {
+        let (available, next) = (code.label(), code.label());
+        code.jump_if(Condition::Equal, R9, 0, fallback);
+        pick(&mut code);
+        code.store_64(Stack, POSITION, R0);
+        code.store_32(Stack, KEY, R0);
+        // The row of the worker.
+        code.with_constant(Operation::ShiftLeft, R0, offset::ROW_SHIFT);
+        code.with_register(Operation::Add, R0, R7);
+        code.load_64(R1, R0, offset::FIRST_ROW + offset::PARKED);
+        code.jump_if(Condition::NotEqual, R1, 0, available);
+        code.load_64(R1, R0, offset::FIRST_ROW + offset::TURNED);
+        code.store_64(Stack, PAIRS, R1);
+        code.call(KTIME_GET_NS);
+        code.load_64(R1, Stack, PAIRS);
+        code.with_register(Operation::Sub, R0, R1);
+        // Signed: the turn may be later than this look at the clock.
+        code.load_64(R2, R7, offset::HUNG_AFTER);
+        code.jump_if_register(Condition::SignedLess, R0, R2, available);
+        code.jump(next);
+        code.set(available);
+        select(&mut code, sockets);
+        code.jump_if(Condition::Equal, R0, 0, chosen);
+        code.set(next);
+        code.load_64(R2, Stack, POSITION);
+        code.with_constant(Operation::Move, R1, 1);
+        code.with_register(Operation::ShiftLeft, R1, R2);
+        code.with_register(Operation::Xor, R9, R1);
+    }
+    code.jump(fallback);
+    code.set(round_robin);
+    code.with_constant(Operation::Move, R1, 1);
+    code.fetch_and_add(R7, offset::COUNTER, R1);
+    code.load_64(R2, R7, offset::WORKERS);
+    code.with_register(Operation::Modulo, R1, R2);
+    code.store_32(Stack, KEY, R1);
+    select(&mut code, sockets);
+    code.set(fallback);
+    code.set(chosen);
+    code.with_constant(Operation::Move, R0, SK_PASS);
+    code.exit();
+    code.finish()
+}
+
+/// Puts the address of the table into R0, or 0.
+fn lookup(code: &mut Assembler, table: u32) {
+    use Register::{R1, R2, Stack};
+    code.with_constant(Operation::Move, R1, 0);
+    code.store_32(Stack, KEY, R1);
+    code.load_map(R1, table);
+    code.with_register(Operation::Move, R2, Stack);
+    code.with_constant(Operation::Add, R2, i32::from(KEY));
+    code.call(MAP_LOOKUP_ELEM);
+}
+
+/// Selects the socket whose number is on the stack. R0 is 0 if there is one.
+fn select(code: &mut Assembler, sockets: u32) {
+    use Register::{R1, R2, R3, R4, R6, Stack};
+    code.with_register(Operation::Move, R1, R6);
+    code.load_map(R2, sockets);
+    code.with_register(Operation::Move, R3, Stack);
+    code.with_constant(Operation::Add, R3, i32::from(KEY));
+    code.with_constant(Operation::Move, R4, 0);
+    code.call(SK_SELECT_REUSEPORT);
+}
+
+/// Picks one of the bits in R9, which has one at least, by the 32-bit hash in R8. R0 is its position.
+///
+/// The sums of bits of growing fields count the bits. Then the same sums lead to the bit with the wanted rank: at each field, the
+/// rank either lies within its lower half, or the bits of that half are subtracted. There are no branches, so the verifier has one path.
+fn pick(code: &mut Assembler) {
+    use Register::{R0, R1, R2, R3, R4, R8, R9, Stack};
+    // Pairs: x - ((x >> 1) & 0x55...).
+    code.with_register(Operation::Move, R1, R9);
+    code.with_constant(Operation::ShiftRight, R1, 1);
+    code.load_constant(R2, 0x5555_5555_5555_5555);
+    code.with_register(Operation::And, R1, R2);
+    code.with_register(Operation::Move, R3, R9);
+    code.with_register(Operation::Sub, R3, R1);
+    code.store_64(Stack, PAIRS, R3);
+    // Nibbles: (x & 0x33...) + ((x >> 2) & 0x33...). A sum of two pairs needs all bits of its pair, so each is masked alone.
+    code.load_constant(R2, 0x3333_3333_3333_3333);
+    code.with_register(Operation::Move, R1, R3);
+    code.with_constant(Operation::ShiftRight, R1, 2);
+    code.with_register(Operation::And, R1, R2);
+    code.with_register(Operation::And, R3, R2);
+    code.with_register(Operation::Add, R3, R1);
+    code.store_64(Stack, NIBBLES, R3);
+    // Wider fields: (x + (x >> width)) & mask.
+    for (width, mask, place) in
+        [(4, 0x0f0f_0f0f_0f0f_0f0f, BYTES), (8, 0x00ff_00ff_00ff_00ff, HALFWORDS), (16, 0x0000_ffff_0000_ffff, WORDS)]
+    {
+        code.with_register(Operation::Move, R1, R3);
+        code.with_constant(Operation::ShiftRight, R1, width);
+        code.with_register(Operation::Add, R3, R1);
+        code.load_constant(R2, mask);
+        code.with_register(Operation::And, R3, R2);
+        code.store_64(Stack, place, R3);
+    }
+    code.with_register(Operation::Move, R1, R3);
+    code.with_constant(Operation::ShiftRight, R1, 32);
+    code.with_register(Operation::Add, R3, R1);
+    code.with_constant(Operation::And, R3, 0xff);
+    // R3: the rank, hash * count / 2^32, from 0 to count - 1.
+    code.with_register(Operation::Mul, R3, R8);
+    code.with_constant(Operation::ShiftRight, R3, 32);
+    code.with_constant(Operation::Move, R0, 0);
+    let fields = [(Some(WORDS), 0xff, 32), (Some(HALFWORDS), 0xff, 16), (Some(BYTES), 0xff, 8)];
+    for (place, mask, width) in fields.into_iter().chain([(Some(NIBBLES), 0xf, 4), (Some(PAIRS), 3, 2), (None, 1, 1)]) {
+        match place {
+            Some(place) => code.load_64(R1, Stack, place),
+            None => code.with_register(Operation::Move, R1, R9),
+        }
+        code.with_register(Operation::ShiftRight, R1, R0);
+        code.with_constant(Operation::And, R1, mask);
+        // R4: all ones if the rank is beyond these bits, or else 0.
+        code.with_register(Operation::Move, R4, R1);
+        code.with_constant(Operation::Sub, R4, 1);
+        code.with_register(Operation::Sub, R4, R3);
+        code.with_constant(Operation::ShiftArithmetic, R4, 63);
+        code.with_register(Operation::And, R1, R4);
+        code.with_register(Operation::Sub, R3, R1);
+        code.with_constant(Operation::And, R4, width);
+        code.with_register(Operation::Add, R0, R4);
+    }
+}
+
+/// What `pick` does, for the kernel's test of a program: the bitmap, the hash and the position are the first words of the table.
+#[cfg(test)]
+pub(super) fn pick_alone(table: u32) -> Option<Vec<Instruction>> {
+    use Register::{R0, R7, R8, R9};
+    let mut code = Assembler::default();
+    let end = code.label();
+    lookup(&mut code, table);
+    code.jump_if(Condition::Equal, R0, 0, end);
+    code.with_register(Operation::Move, R7, R0);
+    code.load_64(R9, R7, 0);
+    code.load_64(R8, R7, 8);
+    code.jump_if(Condition::Equal, R9, 0, end);
+    pick(&mut code);
+    code.store_64(R7, 16, R0);
+    code.set(end);
+    code.with_constant(Operation::Move, R0, 0);
+    code.exit();
+    code.finish()
+}

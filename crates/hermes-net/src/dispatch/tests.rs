@@ -1,0 +1,181 @@
+//! The program in the real kernel: which worker gets a connection, by what the table says.
+//!
+//! In: listeners of one reuseport group, and connections to them. Out: who accepts them. To run as root with `--ignored`.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use rand::Rng as _;
+
+use super::bpf::{self, Program, SharedMap};
+use super::scheduler::Selection;
+use super::{Dispatcher, Mode, Table, now, program};
+use crate::tcp;
+
+/// linux/bpf.h: a program type that the kernel runs for a test, and the command for it.
+const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
+const BPF_PROG_TEST_RUN: std::ffi::c_long = 10;
+const HUNG_AFTER: Duration = Duration::from_millis(50);
+
+#[repr(C)]
+#[derive(Default)]
+struct TestRun {
+    program: u32,
+    returned: u32,
+    size_in: u32,
+    size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+}
+
+/// The position of the set bit that the hash picks: its rank is the hash scaled to their number.
+fn reference(bits: u64, hash: u32) -> u64 {
+    let rank = (u64::from(hash) * u64::from(bits.count_ones())) >> 32;
+    (0..64).filter(|bit| bits >> bit & 1 == 1).nth(rank as usize).unwrap()
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn the_kernel_picks_as_the_reference() {
+    let map = SharedMap::new(64).unwrap();
+    let instructions = program::pick_alone(bpf::number(std::os::fd::AsFd::as_fd(&map))).unwrap();
+    let program = Program::load_as(BPF_PROG_TYPE_SOCKET_FILTER, 0, &instructions).unwrap();
+    let packet = [0_u8; 64];
+    let pick = |bits: u64, hash: u32| {
+        let words = map.words();
+        for (word, value) in words.iter().zip([bits, hash.into(), 99]) {
+            word.store(value, std::sync::atomic::Ordering::Relaxed);
+        }
+        let run = TestRun {
+            program: bpf::number(std::os::fd::AsFd::as_fd(&program)),
+            size_in: 64,
+            data_in: bpf::address(&packet),
+            ..TestRun::default()
+        };
+        bpf::call(BPF_PROG_TEST_RUN, &run).unwrap();
+        words[2].load(std::sync::atomic::Ordering::Relaxed)
+    };
+    let edges = [0, 1, u32::MAX / 2, u32::MAX / 2 + 1, u32::MAX - 1, u32::MAX];
+    let mut random = rand::rng();
+    for bits in 1..256 {
+        for hash in edges.into_iter().chain((0..20).map(|_| random.random())) {
+            assert_eq!(pick(bits, hash), reference(bits, hash), "{bits:#b} {hash}");
+        }
+    }
+    for _ in 0..10_000 {
+        // Few and many bits.
+        let bits = match random.random_range(0..3) {
+            0 => random.random::<u64>(),
+            1 => random.random::<u64>() & random.random::<u64>() & random.random::<u64>(),
+            _ => random.random::<u64>() | random.random::<u64>(),
+        };
+        let hash = random.random();
+        if bits != 0 {
+            assert_eq!(pick(bits, hash), reference(bits, hash), "{bits:#b} {hash}");
+        }
+    }
+}
+
+/// The workers of a listener.
+struct Workers {
+    address: SocketAddr,
+    sockets: Vec<TcpListener>,
+    table: Table,
+    dispatcher: Dispatcher,
+}
+
+impl Workers {
+    fn new(count: usize) -> Self {
+        let first = tcp::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = first.local_addr().unwrap();
+        let sockets: Vec<TcpListener> =
+            std::iter::once(first).chain((1..count).map(|_| tcp::listen(address).unwrap())).collect();
+        let table = Table::shared(count).unwrap();
+        let dispatcher = Dispatcher::attach(&table, &sockets).unwrap();
+        let workers = Self { address, sockets, table, dispatcher };
+        (0..count).for_each(|worker| workers.table.row(worker).park());
+        workers
+    }
+
+    fn select(&self, workers: u64) {
+        self.table.set_mode(Mode::Directed);
+        self.table.publish(&Selection { workers, turning: workers }, HUNG_AFTER);
+    }
+
+    /// Opens connections, and returns how many each worker has got.
+    fn connect(&self, count: usize) -> HashMap<usize, usize> {
+        let clients: Vec<TcpStream> = (0..count).map(|_| TcpStream::connect(self.address).unwrap()).collect();
+        let mut got = HashMap::new();
+        for (worker, socket) in self.sockets.iter().enumerate() {
+            while socket.accept().is_ok() {
+                *got.entry(worker).or_default() += 1;
+            }
+        }
+        assert_eq!(got.values().sum::<usize>(), clients.len(), "each connection is accepted once");
+        got
+    }
+
+    /// The workers that got some of 200 connections.
+    fn receivers(&self) -> Vec<usize> {
+        let mut workers: Vec<usize> = self.connect(200).into_keys().collect();
+        workers.sort_unstable();
+        workers
+    }
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn connections_go_to_the_selected_workers() {
+    let workers = Workers::new(4);
+    assert_eq!(workers.receivers(), [0, 1, 2, 3], "the hash, before anything else is said");
+    workers.select(0b0110);
+    assert_eq!(workers.receivers(), [1, 2]);
+    let got = workers.connect(1000);
+    assert!(got.values().all(|count| (350..=650).contains(count)), "{got:?}");
+    workers.select(0b1000);
+    assert_eq!(workers.receivers(), [3], "one takes all");
+    workers.select(0);
+    assert_eq!(workers.receivers(), [0, 1, 2, 3], "nobody was selected");
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn a_worker_that_stands_still_is_passed_over_at_once() {
+    let workers = Workers::new(4);
+    workers.select(0b0111);
+    // Its loop got events a while ago, and nobody has looked since.
+    let begun = now().unwrap() - 2 * HUNG_AFTER;
+    workers.table.row(1).unpark(begun);
+    assert_eq!(workers.receivers(), [0, 2]);
+    workers.table.row(1).turn(now().unwrap() + Duration::from_secs(60));
+    assert_eq!(workers.receivers(), [0, 1, 2], "it turns");
+    for worker in 0..3 {
+        workers.table.row(worker).unpark(begun);
+    }
+    assert_eq!(workers.receivers(), [0, 1, 2, 3], "all selected ones stand still: the hash");
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn each_worker_has_its_turn() {
+    let workers = Workers::new(3);
+    workers.table.set_mode(Mode::RoundRobin);
+    let got = workers.connect(300);
+    assert!(got.len() == 3 && got.values().all(|count| *count == 100), "{got:?}");
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn a_worker_without_a_socket_is_passed_over() {
+    let mut workers = Workers::new(3);
+    workers.select(0b111);
+    drop(workers.sockets.pop());
+    assert_eq!(workers.receivers(), [0, 1]);
+    let again = tcp::listen(workers.address).unwrap();
+    workers.dispatcher.replace(2, &again).unwrap();
+    workers.sockets.push(again);
+    assert_eq!(workers.receivers(), [0, 1, 2]);
+}
