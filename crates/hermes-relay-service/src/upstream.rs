@@ -252,8 +252,8 @@ impl FeedTask {
     }
 
     pub(crate) fn standing(&self) -> Standing {
-        // A client that waits for the feed joins when it stands.
-        let subscribers = (*self.audience.borrow()).max(u64::from(!self.is_unused()));
+        // A client that waits for the feed does not count before it has joined: it misses what is published meanwhile.
+        let subscribers = *self.audience.borrow();
         let confirmed = self.duties.stands_by().then(|| self.feeder.feed.position());
         Standing { timeout: TIMEOUT_AT_NEXT, subscribers, confirmed }
     }
