@@ -95,7 +95,7 @@ pub struct Publication {
     pub content: NewPublication,
     /// Its publisher waits for slow subscribers.
     pub is_reliable: bool,
-    /// What it counts in `memory`: with its encoded forms, and without content that counts itself.
+    /// Bytes counted in `memory`: its encoded forms, and its content unless that counts itself.
     counted: AtomicU64,
     /// The content as framings write it, made once for all subscribers.
     encoded: [OnceLock<Encoded>; 2],

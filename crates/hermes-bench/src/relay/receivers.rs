@@ -58,7 +58,7 @@ pub(crate) struct ReceiversOptions {
     rounds: usize,
 }
 
-/// Who receives from whom.
+/// A measured case, with its number of receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Case {
     /// Receivers at the site subscribe at the relay.

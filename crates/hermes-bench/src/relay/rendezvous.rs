@@ -18,6 +18,7 @@ use hermes_testkit::netns::Namespace;
 use hermes_testkit::process::{Port, Program, Running};
 use serde::Serialize;
 
+use super::client::read_head;
 use crate::pep::mean_and_median;
 
 const REGIONS: usize = 5;
@@ -188,21 +189,10 @@ fn connect(region: usize) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Reads the head of a response.
-fn head(stream: &mut TcpStream) -> Result<String> {
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") {
-        stream.read_exact(&mut byte)?;
-        head.push(byte[0]);
-    }
-    Ok(String::from_utf8_lossy(&head).into_owned())
-}
-
 fn subscribe(region: usize, path: &str) -> Result<TcpStream> {
     let mut stream = connect(region)?;
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {AUTHORITY}\r\nhermes-subscribe: true\r\n\r\n")?;
-    let head = head(&mut stream)?;
+    let head = read_head(&mut stream)?;
     ensure!(head.starts_with("HTTP/1.1 200"), "{head}");
     Ok(stream)
 }
@@ -219,7 +209,7 @@ fn publish(way: Way, nearest: usize, path: &str, content: &[u8]) -> Result<()> {
             let mut stream = connect(nearest)?;
             // The content is not sent in vain.
             stream.write_all(request(AUTHORITY, "expect: 100-continue\r\n").as_bytes())?;
-            let head = head(&mut stream)?.to_ascii_lowercase();
+            let head = read_head(&mut stream)?.to_ascii_lowercase();
             if !head.starts_with("http/1.1 307") {
                 ensure!(head.starts_with("http/1.1 100"), "{head}");
                 stream.write_all(content)?;
@@ -233,7 +223,7 @@ fn publish(way: Way, nearest: usize, path: &str, content: &[u8]) -> Result<()> {
     let mut stream = connect(region)?;
     stream.write_all(&[request(&host, "").as_bytes(), content].concat())?;
     // The connection stays until the response has come, so that nothing is cut.
-    std::thread::spawn(move || head(&mut stream));
+    std::thread::spawn(move || read_head(&mut stream));
     Ok(())
 }
 

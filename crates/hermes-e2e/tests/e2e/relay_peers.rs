@@ -597,7 +597,7 @@ async fn clients_are_redirected_to_the_root() {
     let (_, head, rest) = publish(peers.at(0), "/events/a", "y", &["--location"]).await;
     assert!(head.contains("307") && rest.contains("hermes-subscribers: 1"), "{head}\n{rest}");
     assert_eq!(next_text(&mut subscriber).await, "y");
-    // What is denied for the channel's own authority is denied for that of a peer.
+    // A route that denies the channel's own authority denies that of a peer, too.
     let denied = "routes:\n- {name: no, match: {method: PUT, authority: chat.example}, respond: {status: 403}}";
     let document = peers.document(1, &list).replace("peers: [", "authority: chat.example, peers: [");
     let document = document.replace("routes:", denied);

@@ -1,9 +1,9 @@
 //! The program by which the kernel chooses the worker of a new connection (paper 003, Algorithm 2).
 //!
-//! In: the shared table, and the sockets of a listener by worker. Out: instructions. Of the workers that the scheduler selected, the
-//! hash of the connection picks one. The program passes over a worker whose loop stands still at this very moment: the table has its
-//! latest turn, so nobody has to watch the workers while all of them wait. Never: a refused connection; where the program
-//! chooses nothing, the kernel hashes.
+//! In: the shared table, and the sockets of a listener by worker. Out: instructions. The hash of the connection picks one of the
+//! workers that the scheduler selected. The program passes over a worker whose loop stands still at that moment: it reads the
+//! latest turn from the table, so nobody has to watch the workers while all of them wait. Never: a refused connection; where the
+//! program chooses nothing, the kernel hashes.
 
 use super::assembler::{Assembler, Condition, Instruction, Operation, Register};
 use super::table::offset;

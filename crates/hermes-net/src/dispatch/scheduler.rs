@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// What a worker last said of itself.
+/// The latest status of a worker, by its own account.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// The time at which its loop last turned (CLOCK_MONOTONIC).

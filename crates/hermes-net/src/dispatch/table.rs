@@ -1,4 +1,4 @@
-//! The table of all workers of a process: what each last said of itself, and which of them the scheduler selected.
+//! The table of all workers of a process: the latest status of each, and the workers that the scheduler selected.
 //!
 //! In: stamps of the workers. Out: their status for the scheduler, and the selection for the kernel, which reads the same memory.
 //! Each worker writes its own row alone, without locks. Times are of CLOCK_MONOTONIC in nanoseconds, as the kernel's. Never: a
@@ -16,7 +16,7 @@ use super::scheduler::{Selection, Status};
 /// The most workers of a table: those that a selection of 64 bits has room for.
 pub const MAX_WORKERS: usize = 64;
 
-/// Where the program finds what it reads, in bytes.
+/// Offsets of the fields that the program reads, in bytes.
 pub(super) mod offset {
     pub(in super::super) const SELECTED: i16 = 0;
     pub(in super::super) const HUNG_AFTER: i16 = 8;
@@ -112,7 +112,7 @@ impl Table {
         usize::try_from(self.memory().workers.load(Relaxed)).unwrap_or_default().min(MAX_WORKERS)
     }
 
-    /// What a worker says of itself.
+    /// The row of a worker, which it alone writes.
     pub fn row(&self, worker: usize) -> WorkerRow<'_> {
         WorkerRow { row: &self.memory().rows[worker % MAX_WORKERS] }
     }

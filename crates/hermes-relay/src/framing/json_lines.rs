@@ -73,7 +73,7 @@ fn tail(publication: &Publication, position: &str, names_channel: bool) -> Vec<u
     if names_channel {
         rest.insert("channel".to_owned(), super::path_of(&publication.channel).into());
     }
-    // The object goes on after its first field.
+    // The content is the first field of the object: a comma replaces the opening brace.
     let mut tail = Value::Object(rest).to_string().into_bytes();
     tail[0] = b',';
     tail.push(b'\n');
