@@ -27,6 +27,7 @@ mod svg;
 mod table;
 mod testbed;
 mod unstable;
+mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -71,6 +72,8 @@ enum Command {
     RelayReceivers(relay::receivers::ReceiversOptions),
     /// A relay that a rendezvous chooses, beside the relay of median performance (HTTP-RS, Figure 8d).
     RelayRendezvous(relay::rendezvous::RendezvousOptions),
+    /// Modes of distributing connections to workers, beside HAProxy and Envoy (paper 003, Table 3).
+    Workers(workers::WorkersOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -137,6 +140,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Layer3(options) => run::run(&options, &["layer3"]),
         Command::Table7(options) => run::run(&options, &["table7"]),
         Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Workers(options) => workers::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Gateway(options) => gateway::run(&options).map(|()| ExitCode::SUCCESS),
         Command::RelayPair(options) => relay::pair::run(&options).map(|()| ExitCode::SUCCESS),
         Command::RelayReceivers(options) => relay::receivers::run(&options).map(|()| ExitCode::SUCCESS),

@@ -5,7 +5,7 @@
 //! publications are under way at once, so that no queue fills. Never: a round in which a delivery is missing.
 
 pub(crate) mod bare;
-mod client;
+pub(crate) mod client;
 mod moq;
 pub(crate) mod pair;
 pub(crate) mod receivers;

@@ -7,6 +7,7 @@
 //! `docs/reference/node-document.md` describes each key; a test compares both.
 
 pub mod did_you_mean;
+pub mod dispatch;
 pub mod keyword;
 pub mod listener;
 pub mod policy;
@@ -24,9 +25,10 @@ use std::time::Duration;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use self::dispatch::DispatchSection;
 use crate::limits::LimitsSection;
 use crate::scalar::{HumanDuration, OneOrMany, text_scalar};
-use crate::snapshot::{Dispatch, Role};
+use crate::snapshot::Role;
 
 pub use crate::scalar;
 
@@ -74,7 +76,7 @@ pub struct Document {
     pub limits: LimitsSection,
     /// Distribution of connections to workers.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub dispatch: Dispatch,
+    pub dispatch: DispatchSection,
     /// Destination of the access log.
     #[serde(default, skip_serializing_if = "is_default")]
     pub access_log: AccessLog,

@@ -122,12 +122,31 @@ pub struct IdentityFiles {
     pub ca: PathBuf,
 }
 
-/// Distribution of connections to workers.
+/// Distribution of connections to workers, with the settings of the mode `directed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatch {
+    /// How a worker is chosen.
+    pub mode: DispatchMode,
+    /// Time without a turn of its loop after which a worker gets no connection.
+    pub hung_after: Duration,
+    /// How many connections a session counts for, in percent.
+    pub session_weight: u16,
+    /// How far above the average of connections a worker may be, in percent of the average.
+    pub connections_offset: u16,
+    /// The same for pending tasks.
+    pub pending_offset: u16,
+}
+
+/// How a worker is chosen for a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Dispatch {
+pub enum DispatchMode {
     /// The kernel's reuseport hash.
     #[default]
     Reuseport,
+    /// The hash, among the workers that have the least to do.
+    Directed,
+    /// One worker after the other.
+    RoundRobin,
     /// All workers wait on one socket; the first one to wake accepts the connection.
     Exclusive,
 }

@@ -9,13 +9,16 @@ use std::os::fd::AsFd;
 
 mod assembler;
 mod bpf;
+mod exclusive;
 mod program;
 pub mod scheduler;
 mod table;
 
+pub use exclusive::ExclusiveListener;
 pub use table::{MAX_WORKERS, Table, WorkerRow, now};
 
-use bpf::{Program, SocketArray};
+use assembler::Instruction;
+use bpf::{LruMap, Program, SocketArray};
 
 /// How the kernel chooses the worker of a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,11 +30,19 @@ pub enum Mode {
     Directed,
     /// One after the other.
     RoundRobin,
+    /// The first one.
+    First,
 }
+
+/// First ids of QUIC connections whose worker is kept until the client has got an id of the node. A flood of new ones pushes others
+/// out; their next packets are dispatched again.
+const FIRST_IDS: u32 = 16 << 10;
 
 /// The program of a listener.
 pub struct Dispatcher {
     sockets: SocketArray,
+    /// The kernel keeps them for the program, too.
+    _first_ids: Option<LruMap>,
     _program: Program,
 }
 
@@ -42,18 +53,40 @@ impl Dispatcher {
     /// # Errors
     /// The process has no CAP_BPF and CAP_NET_ADMIN, or a socket is in no group.
     pub fn attach<S: AsFd>(table: &Table, sockets: &[S]) -> io::Result<Self> {
+        Self::with(table, sockets, None, program::tcp)
+    }
+
+    /// The same for QUIC. `tag` is in the connection ids that this process issues.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn attach_quic<S: AsFd>(table: &Table, sockets: &[S], tag: u16) -> io::Result<Self> {
+        if cfg!(target_endian = "big") {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let first_ids = LruMap::new(FIRST_IDS)?;
+        let ids = bpf::number(first_ids.as_fd());
+        Self::with(table, sockets, Some(first_ids), |table, sockets| program::quic::program(table, sockets, ids, tag))
+    }
+
+    fn with<S: AsFd>(
+        table: &Table,
+        sockets: &[S],
+        first_ids: Option<LruMap>,
+        build: impl Fn(u32, u32) -> Option<Vec<Instruction>>,
+    ) -> io::Result<Self> {
         let map = table.map().ok_or_else(|| io::Error::other("the kernel does not read this table"))?;
         let array = SocketArray::new(MAX_WORKERS)?;
         for (worker, socket) in sockets.iter().enumerate().take(MAX_WORKERS) {
             array.set(worker, socket.as_fd())?;
         }
-        let instructions = program::dispatch(bpf::number(map), bpf::number(array.as_fd()));
+        let instructions = build(bpf::number(map), bpf::number(array.as_fd()));
         let instructions = instructions.ok_or_else(|| io::Error::other("a jump of the program leads too far"))?;
         let program = Program::load(&instructions)?;
         if let Some(first) = sockets.first() {
             program.attach(first.as_fd())?;
         }
-        Ok(Self { sockets: array, _program: program })
+        Ok(Self { sockets: array, _first_ids: first_ids, _program: program })
     }
 
     /// A worker has another socket from now on.

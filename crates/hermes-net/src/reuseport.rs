@@ -66,15 +66,23 @@ pub fn by_connection_id(socket: &UdpSocket, sockets: usize) -> io::Result<()> {
     attach(socket, &mut filter)
 }
 
-fn attach(socket: &UdpSocket, filter: &mut [sock_filter]) -> io::Result<()> {
+fn attach(socket: &impl AsRawFd, filter: &mut [sock_filter]) -> io::Result<()> {
     let length = u16::try_from(filter.len()).map_err(io::Error::other)?;
     let program = sock_fprog { len: length, filter: filter.as_mut_ptr() };
     set(socket, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
+/// Delivers everything to the first socket of the group.
+///
+/// # Errors
+/// The kernel does not support the filter (before Linux 4.6), or the socket is in no group.
+pub fn to_first(socket: &impl AsRawFd) -> io::Result<()> {
+    attach(socket, &mut [op(BPF_RET | BPF_K, 0)])
+}
+
 /// Detaches the filter, so that the kernel distributes sources again. Needed for a group whose first sockets are not
 /// the listener's. A group without a filter stays as it is.
-pub fn by_kernel(socket: &UdpSocket) {
+pub fn by_kernel(socket: &impl AsRawFd) {
     let _ = set(socket, SO_DETACH_REUSEPORT_BPF, &0_i32);
 }
 
@@ -118,7 +126,7 @@ fn op(code: u32, k: u32) -> sock_filter {
 }
 
 #[allow(unsafe_code)] // neither socket2 nor nix attaches classic filters to a group.
-fn set<T>(socket: &UdpSocket, option: libc::c_int, value: &T) -> io::Result<()> {
+fn set<T>(socket: &impl AsRawFd, option: libc::c_int, value: &T) -> io::Result<()> {
     let length = libc::socklen_t::try_from(size_of::<T>()).map_err(io::Error::other)?;
     // SAFETY: the descriptor is open for the life of `socket`; `value` and the memory that it points to live until the
     // call returns, and the kernel copies both.

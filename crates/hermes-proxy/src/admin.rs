@@ -169,7 +169,8 @@ async fn answer(
         }
         "/config" => json(&view.config()),
         "/sessions" => json(&view.sessions().await),
-        _ => text(StatusCode::NOT_FOUND, "try /healthz /readyz /metrics /config /sessions\n".to_owned()),
+        "/workers" => json(&view.workers()),
+        _ => text(StatusCode::NOT_FOUND, "try /healthz /readyz /metrics /config /sessions /workers\n".to_owned()),
     }
 }
 

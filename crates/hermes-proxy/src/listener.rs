@@ -33,7 +33,8 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use hermes_model::facts::Trust;
-use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol};
+use hermes_net::dispatch::ExclusiveListener;
 use hermes_net::quic::Group;
 use hermes_net::tls::RustlsServerConfig;
 use hermes_net::transparent::Interception;
@@ -70,6 +71,8 @@ impl ListeningSocket {
 
 pub(crate) enum BoundSocket {
     Tcp(std::net::TcpListener),
+    /// One socket of the listener, on which all workers wait.
+    SharedTcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
     /// A socket group and the slot of this worker in it.
     Quic(Arc<Group>, u8),
@@ -85,6 +88,8 @@ pub(crate) enum BoundSocket {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Transport {
     Tcp,
+    /// TCP connections to one socket, on which all workers wait (`dispatch: exclusive`).
+    SharedTcp,
     /// UDP flows, or packets of an IP listener.
     Udp,
     Quic,
@@ -101,10 +106,10 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// All transports of a listener. TCP comes first: if the document leaves the port to the kernel, the second socket
-    /// uses the port that TCP received.
-    pub(crate) fn all_of(listener: &Listener) -> &'static [Self] {
-        match listener.protocol {
+    /// All transports of a listener. TCP comes first: if the document leaves the port to the kernel, the other sockets
+    /// use the port that TCP received.
+    pub(crate) fn all_of(listener: &Listener, dispatch: DispatchMode) -> impl Iterator<Item = Self> {
+        let of_protocol: &[Self] = match listener.protocol {
             ListenerProtocol::Http if listener.http3 => &[Transport::Tcp, Transport::Quic],
             ListenerProtocol::Http | ListenerProtocol::Tcp { .. } | ListenerProtocol::Socks5 => &[Transport::Tcp],
             ListenerProtocol::Dns(_) => &[Transport::Tcp, Transport::Dns],
@@ -113,7 +118,9 @@ impl Transport {
             ListenerProtocol::Udp { .. } | ListenerProtocol::Ip(_) => &[Transport::Udp],
             ListenerProtocol::Transparent(_) => &[Transport::Transparent],
             ListenerProtocol::Tun(_) => &[],
-        }
+        };
+        let is_shared = dispatch == DispatchMode::Exclusive && of_protocol.contains(&Transport::Tcp);
+        of_protocol.iter().copied().chain(is_shared.then_some(Transport::SharedTcp))
     }
 }
 
@@ -121,6 +128,7 @@ impl BoundSocket {
     pub(crate) fn transport(&self) -> Transport {
         match self {
             BoundSocket::Tcp(_) => Transport::Tcp,
+            BoundSocket::SharedTcp(_) => Transport::SharedTcp,
             BoundSocket::Udp(_) => Transport::Udp,
             BoundSocket::Quic(..) => Transport::Quic,
             BoundSocket::Dns(_) => Transport::Dns,
@@ -161,6 +169,14 @@ impl Acceptor {
             BoundSocket::Tcp(listener) => {
                 listener.set_nonblocking(true)?;
                 let listener = TcpListener::from_std(listener)?;
+                let known = CurrentListener::new(worker, socket.name);
+                worker.spawn(async move {
+                    accept_all(here, listener, known, ending, begin_tcp).await;
+                    ended.set(());
+                });
+            }
+            BoundSocket::SharedTcp(listener) => {
+                let listener = ExclusiveListener::new(listener)?;
                 let known = CurrentListener::new(worker, socket.name);
                 worker.spawn(async move {
                     accept_all(here, listener, known, ending, begin_tcp).await;
@@ -290,10 +306,30 @@ impl Accept for TcpListener {
         let listener = self.into_std()?;
         Ok(move || {
             let (tcp, source) = listener.accept()?;
-            tcp.set_nonblocking(true)?;
-            Ok((TcpStream::from_std(tcp)?, source))
+            Ok((into_stream(tcp)?, source))
         })
     }
+}
+
+impl Accept for ExclusiveListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (tcp, source) = ExclusiveListener::accept(self).await?;
+        Ok((into_stream(tcp)?, source))
+    }
+
+    fn into_queue(self) -> io::Result<impl FnMut() -> io::Result<(TcpStream, SocketAddr)>> {
+        Ok(move || {
+            let (tcp, source) = self.listener().accept()?;
+            Ok((into_stream(tcp)?, source))
+        })
+    }
+}
+
+fn into_stream(tcp: std::net::TcpStream) -> io::Result<TcpStream> {
+    tcp.set_nonblocking(true)?;
+    TcpStream::from_std(tcp)
 }
 
 /// Begins to serve a connection.

@@ -5,6 +5,7 @@
 
 mod background;
 mod devices;
+mod dispatch;
 mod orphaned_sockets;
 mod redecide;
 mod shutdown;
@@ -29,6 +30,7 @@ use tokio::task::JoinSet;
 
 use self::background::Probers;
 use self::devices::{FormerDevice, HeldDevice};
+use self::dispatch::Dispatchers;
 use self::orphaned_sockets::OrphanedSocket;
 use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
@@ -81,6 +83,8 @@ pub struct Node {
     diversion: Option<Arc<Diversion>>,
     /// The socket of each listener in the running generation.
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
+    /// What chooses among the sockets of a listener, where a program in the kernel does.
+    dispatchers: Dispatchers,
     devices: HashMap<Arc<str>, HeldDevice>,
     /// Devices that the document no longer names.
     former: HashMap<Arc<str>, FormerDevice>,
@@ -190,6 +194,7 @@ impl Node {
             sockets: HashMap::new(),
             diversion: None,
             bound: HashMap::new(),
+            dispatchers: Dispatchers::default(),
             devices: HashMap::new(),
             former: HashMap::new(),
             held: Vec::new(),
@@ -321,6 +326,8 @@ impl Node {
         self.bound = bound;
         self.part_with_unused();
         self.follow_captures(&generation.snapshot);
+        let (dispatch, table) = (&generation.snapshot.dispatch, &self.shared.status.table);
+        self.dispatchers.follow(dispatch, table, &self.sockets, &self.held_back);
         self.current.store(generation.clone());
         self.guard_addresses(&generation);
         self.shared.metrics.generation.set(generation.number as i64);
@@ -349,20 +356,16 @@ impl Node {
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();
-        for (listener, key) in listeners.iter().flat_map(|one| SocketKey::all_of(one).map(move |key| (one, key))) {
+        let dispatch = generation.snapshot.dispatch.mode;
+        let keys = listeners.iter().flat_map(|one| SocketKey::all_of(one, dispatch).map(move |key| (one, key)));
+        for (listener, key) in keys {
             if self.held_back.contains(&key) {
                 continue;
             }
             let place = (listener.name.clone(), key.transport);
             if self.bound.get(&place) != Some(&key) {
                 let sockets = self.sockets.get(&key).or_else(|| opened.get(&key)).map(Vec::as_slice);
-                deal(
-                    sockets.unwrap_or_default(),
-                    &listener.name,
-                    key.transport,
-                    generation.snapshot.dispatch,
-                    &mut for_worker,
-                )?;
+                deal(sockets.unwrap_or_default(), &listener.name, key.transport, &mut for_worker)?;
             }
             bound.insert(place, key);
         }
@@ -377,7 +380,7 @@ impl Node {
         let mut all: Vec<Bound> = self
             .bound
             .iter()
-            .filter(|((_, transport), _)| *transport != Transport::Quic)
+            .filter(|((_, transport), _)| !matches!(transport, Transport::Quic | Transport::SharedTcp))
             .filter_map(|((name, _), key)| {
                 let address = match key.path() {
                     Some(path) => BoundAddress::Unix(path.clone()),

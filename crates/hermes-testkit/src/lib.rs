@@ -43,6 +43,7 @@ pub mod transfer;
 pub mod tunnel;
 pub mod unstable;
 pub mod varint;
+pub mod work;
 
 pub use error::{Error, Result};
 pub use hermes_pattern as pattern;

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
+pub mod arrivals;
 pub mod bulk;
 pub mod burst;
 pub mod datagrams;
@@ -125,6 +126,25 @@ pub enum Load {
         /// Measured time.
         window: u64,
     },
+    /// Clients that arrive at random, whether others have finished or not: see [`arrivals`].
+    Arrivals {
+        /// Addresses of the proxy, which clients use in turns.
+        addresses: Vec<SocketAddr>,
+        /// Clients a second.
+        rate: f64,
+        /// Requests of each client, on one connection.
+        requests: usize,
+        /// Mean time between a response and the next request.
+        pause: u64,
+        /// Values of the field `x-work`, and how often each of them comes in proportion.
+        work: Vec<(String, u32)>,
+        /// Time after which a response counts as delayed.
+        delayed: u64,
+        /// Unmeasured time before the measurement.
+        warmup: u64,
+        /// Measured time.
+        window: u64,
+    },
     /// Clients that do one exchange each and then stay idle until standard input ends.
     Idle {
         /// The exchange before the idle time: `http` or `tcp`.
@@ -217,6 +237,7 @@ async fn on_runtime(load: &Load, watch: &[u32]) -> Result<Outcome> {
         Load::Idle { exchange, clients } => idle::run(exchange, *clients).await,
         Load::KeepAlive { .. } => keepalive::run(load, watch).await,
         Load::Multiplexed { .. } => multiplexed::run(load, watch).await,
+        Load::Arrivals { .. } => arrivals::run(load, watch).await,
         Load::Bulk { .. } | Load::Datagrams { .. } | Load::Ping { .. } => {
             unreachable!("`run` has other ways for these")
         }

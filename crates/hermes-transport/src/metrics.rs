@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hermes_cache::metrics::CacheMetrics;
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -246,6 +247,13 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Creates the metrics of a node, with others that are computed when they are asked for.
+    pub fn with(computed: impl Collector) -> Self {
+        let mut metrics = Self::default();
+        metrics.registry.register_collector(Box::new(computed));
+        metrics
+    }
+
     /// Registers the metrics of custody, caches, rate limits and resumption.
     fn register_treatments(&self, registry: &mut Registry) {
         registry.register("custody_exchanges", "Exchanges in custody of this node", self.custody_exchanges.clone());

@@ -11,6 +11,8 @@ pub mod fair_shares;
 pub mod receive_budget;
 pub mod session;
 mod shared;
+pub mod turns;
+pub mod workers;
 
 pub use self::context::{WorkerContext, yield_to_network};
 pub use self::shared::Shared;

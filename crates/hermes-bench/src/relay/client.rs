@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The outcome of a thread in a namespace.
-pub(super) fn ended<T>(thread: JoinHandle<hermes_testkit::Result<Result<T>>>) -> Result<T> {
+pub(crate) fn ended<T>(thread: JoinHandle<hermes_testkit::Result<Result<T>>>) -> Result<T> {
     thread.join().map_err(|_| anyhow!("a thread of the benchmark panicked"))??
 }
 

@@ -1,10 +1,11 @@
 //! A node: its address, its links, and its apps.
 
+use hermes_model::document::dispatch::DispatchSection;
 use hermes_model::document::listener::Listener;
 use hermes_model::document::scalar::{DeviceName, HostAddress, HumanDuration, OneOrMany, Prefix};
 use hermes_model::document::{AccessLog, Bind, Workers};
 use hermes_model::limits::LimitsSection;
-use hermes_model::snapshot::{Dispatch, HostPort, Role};
+use hermes_model::snapshot::{HostPort, Role};
 use serde::{Deserialize, Serialize};
 
 use super::is_default;
@@ -57,7 +58,7 @@ pub struct Node {
     pub workers: Workers,
     /// The distribution of connections over workers.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub dispatch: Dispatch,
+    pub dispatch: DispatchSection,
     /// The destination of the access log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,

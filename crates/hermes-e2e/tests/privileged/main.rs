@@ -7,3 +7,4 @@ mod dial_scope;
 mod ip;
 mod relay_mobility;
 mod transparent;
+mod workers;

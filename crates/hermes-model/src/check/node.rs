@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use super::context::Context;
 use super::report::Report;
+use crate::document::dispatch::DispatchSection;
 use crate::document::{self, AccessLog, Document, Workers};
 use crate::limits::Limits;
 use crate::scalar::HumanDuration;
 
-use crate::snapshot::{self, IdentityFiles, RouteIndex, Snapshot};
+use crate::snapshot::{self, Dispatch, IdentityFiles, RouteIndex, Snapshot};
 use crate::spiffe::{KEY, is_spiffe_segment, is_user_name};
 
 /// Builds a snapshot without listeners, routes and upstreams.
@@ -34,7 +35,7 @@ pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report)
         revoked: head.identity.iter().flat_map(|section| revoked(section, report)).collect(),
         users: users(head, report),
         limits: limits(head, report),
-        dispatch: head.dispatch,
+        dispatch: dispatch(&head.dispatch, report),
         access_log: access_log(&head.access_log, context),
         state: context.optional_file("state", head.state.as_ref(), report),
         listeners: Vec::new(),
@@ -67,6 +68,34 @@ fn admin(head: &Document, report: &mut Report) -> Option<std::net::SocketAddr> {
         );
     }
     Some(bind)
+}
+
+/// The range of a percentage in `dispatch`.
+const PERCENT: RangeInclusive<u16> = 0..=1000;
+
+fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
+    let mut percent = |key: &str, value: Option<u16>, default: u16| {
+        let value = value.unwrap_or(default);
+        if !PERCENT.contains(&value) {
+            let (least, most) = (PERCENT.start(), PERCENT.end());
+            report
+                .problem(format!("dispatch.{key}"), format!("{value} is out of range; use {least} to {most} percent"));
+        }
+        value
+    };
+    Dispatch {
+        mode: section.mode,
+        session_weight: percent("session-weight", section.session_weight, 100),
+        connections_offset: percent("connections-offset", section.connections_offset, 50),
+        pending_offset: percent("pending-offset", section.pending_offset, 50),
+        hung_after: duration(
+            "dispatch.hung-after",
+            section.hung_after,
+            Duration::from_millis(20),
+            Duration::from_millis(1)..=Duration::from_secs(60),
+            report,
+        ),
+    }
 }
 
 fn workers(workers: Workers, report: &mut Report) -> Option<usize> {

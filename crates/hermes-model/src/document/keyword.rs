@@ -12,7 +12,8 @@ use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::scalar::TextVisitor;
 use crate::snapshot::{
-    CarryNames, ClientAuth, Dispatch, Durable, OnChange, RelayMode, Role, RootChoice, TunnelMethod, UpstreamProtocol,
+    CarryNames, ClientAuth, DispatchMode, Durable, OnChange, RelayMode, Role, RootChoice, TunnelMethod,
+    UpstreamProtocol,
 };
 
 /// A type with a fixed set of keywords.
@@ -88,10 +89,14 @@ macro_rules! keywords {
 keywords!(Kind, "kind", ["http" = Kind::Http, "tcp" = Kind::Tcp, "udp" = Kind::Udp, "ip" = Kind::Ip]);
 keywords!(Role, "role", ["dependent" = Role::Dependent, "standalone" = Role::Standalone]);
 keywords!(
-    Dispatch,
+    DispatchMode,
     "dispatch",
-    ["reuseport" = Dispatch::Reuseport, "exclusive" = Dispatch::Exclusive],
-    later ["directed", "roundrobin"]
+    [
+        "directed" = DispatchMode::Directed,
+        "reuseport" = DispatchMode::Reuseport,
+        "exclusive" = DispatchMode::Exclusive,
+        "roundrobin" = DispatchMode::RoundRobin
+    ]
 );
 keywords!(
     ClientAuth,

@@ -64,6 +64,7 @@ const CLASS_ATOMIC_64: u8 = 0xdb;
 const CLASS_JUMP: u8 = 0x05;
 const CLASS_ALU_64: u8 = 0x07;
 const FROM_REGISTER: u8 = 0x08;
+const SIZE_8: u8 = 0x10;
 const SIZE_32: u8 = 0x00;
 const SIZE_64: u8 = 0x18;
 const LOAD_64_CONSTANT: u8 = CLASS_LOAD | SIZE_64;
@@ -109,6 +110,11 @@ impl Assembler {
     pub(super) fn load_map(&mut self, to: Register, map: u32) {
         self.add(LOAD_64_CONSTANT, to.number(), IS_MAP, 0, map.cast_signed());
         self.add(0, 0, 0, 0, 0);
+    }
+
+    /// `to = *(u8 *)(from + offset)`.
+    pub(super) fn load_8(&mut self, to: Register, from: Register, offset: i16) {
+        self.add(CLASS_LOAD_REGISTER | SIZE_8, to.number(), from.number(), offset, 0);
     }
 
     /// `to = *(u32 *)(from + offset)`.

@@ -18,6 +18,7 @@ const BPF_PROG_LOAD: c_long = 5;
 
 /// linux/bpf.h: the types of maps.
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
+const BPF_MAP_TYPE_LRU_HASH: u32 = 9;
 const BPF_MAP_TYPE_REUSEPORT_SOCKARRAY: u32 = 20;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
@@ -172,13 +173,32 @@ impl AsFd for SocketArray {
     }
 }
 
+/// A table of 8-byte keys and 4-byte values, which the program alone reads and writes. A full one forgets what was used longest ago.
+pub(super) struct LruMap {
+    fd: OwnedFd,
+}
+
+impl LruMap {
+    pub(super) fn new(entries: u32) -> io::Result<Self> {
+        let shape =
+            MapCreate { kind: BPF_MAP_TYPE_LRU_HASH, key_size: 8, value_size: 4, max_entries: entries, flags: 0 };
+        Ok(Self { fd: descriptor(BPF_MAP_CREATE, &shape)? })
+    }
+}
+
+impl AsFd for LruMap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 /// A program that the kernel has verified.
 pub(super) struct Program {
     fd: OwnedFd,
 }
 
 impl Program {
-    /// Loads a program that selects sockets of a reuseport group. On kernels from Linux 5.14 on, it also selects for connections
+    /// Loads a program that selects sockets of a reuseport group. On kernels from Linux 5.14 on, it also selects for TCP connections
     /// that wait at a socket which closes.
     ///
     /// # Errors

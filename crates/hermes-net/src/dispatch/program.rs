@@ -1,11 +1,13 @@
 //! The program by which the kernel chooses the worker of a new connection (paper 003, Algorithm 2).
 //!
-//! In: the shared table, and the sockets of a listener by worker. Out: instructions. The hash of the connection picks one of the
+//! In: the shared table, and the sockets of a listener by worker; for QUIC, also the connections that have a worker. Out: instructions. The hash of the connection picks one of the
 //! workers that the scheduler selected. The program passes over a worker whose loop stands still at that moment: it reads the
 //! latest turn from the table, so nobody has to watch the workers while all of them wait. Never: a refused connection; where the
 //! program chooses nothing, the kernel hashes.
 
-use super::assembler::{Assembler, Condition, Instruction, Operation, Register};
+pub(super) mod quic;
+
+use super::assembler::{Assembler, Condition, Instruction, Label, Operation, Register};
 use super::table::offset;
 
 /// linux/bpf.h: `struct sk_reuseport_md`.
@@ -17,7 +19,7 @@ const SK_SELECT_REUSEPORT: i32 = 82;
 /// linux/bpf.h: `enum sk_action`. Without a selected socket, the kernel hashes.
 const SK_PASS: i32 = 1;
 
-/// The most workers that are passed over, because they stand still or have no socket.
+/// The most workers of a set that are passed over, because they stand still or have no socket.
 const ATTEMPTS: usize = 8;
 
 /// Places on the stack.
@@ -29,25 +31,72 @@ const BYTES: i16 = -40;
 const HALFWORDS: i16 = -48;
 const WORDS: i16 = -56;
 
-/// Builds the program for a listener. Both maps are given by their descriptors.
-pub(super) fn dispatch(table: u32, sockets: u32) -> Option<Vec<Instruction>> {
-    use Register::{R0, R1, R2, R6, R7, R8, R9, Stack};
+/// Builds the program for a listener over TCP. Both maps are given by their descriptors.
+pub(super) fn tcp(table: u32, sockets: u32) -> Option<Vec<Instruction>> {
     let mut code = Assembler::default();
-    let (fallback, round_robin, chosen) = (code.label(), code.label(), code.label());
-    // R6: the context. R7: the table. R8: the hash. R9: the workers that are left.
+    let (fallback, chosen) = (code.label(), code.label());
+    begin(&mut code, table, fallback);
+    choose(&mut code, sockets, fallback, chosen);
+    code.set(fallback);
+    code.set(chosen);
+    end(&mut code);
+    code.finish()
+}
+
+/// Keeps the context in R6, the table in R7, and the hash in R8.
+fn begin(code: &mut Assembler, table: u32, fallback: Label) {
+    use Register::{R0, R1, R6, R7, R8};
     code.with_register(Operation::Move, R6, R1);
-    lookup(&mut code, table);
+    lookup(code, table);
     code.jump_if(Condition::Equal, R0, 0, fallback);
     code.with_register(Operation::Move, R7, R0);
+    code.load_32(R8, R6, CONTEXT_HASH);
+}
+
+fn end(code: &mut Assembler) {
+    code.with_constant(Operation::Move, Register::R0, SK_PASS);
+    code.exit();
+}
+
+/// Selects a socket by the mode, and goes to `chosen` with its number on the stack. Without a choice, goes to `fallback`.
+fn choose(code: &mut Assembler, sockets: u32, fallback: Label, chosen: Label) {
+    use Register::{R0, R1, R2, R7, R9, Stack};
+    let (round_robin, first, others, only) = (code.label(), code.label(), code.label(), code.label());
     code.load_64(R1, R7, offset::MODE);
     code.jump_if(Condition::Equal, R1, super::Mode::RoundRobin as i32, round_robin);
+    code.jump_if(Condition::Equal, R1, super::Mode::First as i32, first);
     code.jump_if(Condition::NotEqual, R1, super::Mode::Directed as i32, fallback);
-    code.load_32(R8, R6, CONTEXT_HASH);
     code.load_64(R9, R7, offset::SELECTED);
+    pick_that_turns(code, sockets, others, chosen);
+    code.set(others);
+    // Those that turn, but have more to do than others.
+    code.load_64(R9, R7, offset::ALL);
+    code.load_64(R1, R7, offset::SELECTED);
+    code.with_register(Operation::Xor, R9, R1);
+    pick_that_turns(code, sockets, fallback, chosen);
+    code.set(round_robin);
+    code.with_constant(Operation::Move, R1, 1);
+    code.fetch_and_add(R7, offset::COUNTER, R1);
+    code.load_64(R2, R7, offset::WORKERS);
+    code.with_register(Operation::Modulo, R1, R2);
+    code.store_32(Stack, KEY, R1);
+    code.jump(only);
+    code.set(first);
+    code.with_constant(Operation::Move, R1, 0);
+    code.store_32(Stack, KEY, R1);
+    code.set(only);
+    select(code, sockets);
+    code.jump_if(Condition::Equal, R0, 0, chosen);
+    code.jump(fallback);
+}
+
+/// Selects a socket of a worker in R9 whose loop turns, and goes to `chosen`; without one, to `none`.
+fn pick_that_turns(code: &mut Assembler, sockets: u32, none: Label, chosen: Label) {
+    use Register::{R0, R1, R2, R7, R9, Stack};
     for _ in 0..ATTEMPTS {
         let (available, next) = (code.label(), code.label());
-        code.jump_if(Condition::Equal, R9, 0, fallback);
-        pick(&mut code);
+        code.jump_if(Condition::Equal, R9, 0, none);
+        pick(code);
         code.store_64(Stack, POSITION, R0);
         code.store_32(Stack, KEY, R0);
         // The row of the worker.
@@ -65,7 +114,7 @@ pub(super) fn dispatch(table: u32, sockets: u32) -> Option<Vec<Instruction>> {
         code.jump_if_register(Condition::SignedLess, R0, R2, available);
         code.jump(next);
         code.set(available);
-        select(&mut code, sockets);
+        select(code, sockets);
         code.jump_if(Condition::Equal, R0, 0, chosen);
         code.set(next);
         code.load_64(R2, Stack, POSITION);
@@ -73,19 +122,7 @@ pub(super) fn dispatch(table: u32, sockets: u32) -> Option<Vec<Instruction>> {
         code.with_register(Operation::ShiftLeft, R1, R2);
         code.with_register(Operation::Xor, R9, R1);
     }
-    code.jump(fallback);
-    code.set(round_robin);
-    code.with_constant(Operation::Move, R1, 1);
-    code.fetch_and_add(R7, offset::COUNTER, R1);
-    code.load_64(R2, R7, offset::WORKERS);
-    code.with_register(Operation::Modulo, R1, R2);
-    code.store_32(Stack, KEY, R1);
-    select(&mut code, sockets);
-    code.set(fallback);
-    code.set(chosen);
-    code.with_constant(Operation::Move, R0, SK_PASS);
-    code.exit();
-    code.finish()
+    code.jump(none);
 }
 
 /// Puts the address of the table into R0, or 0.

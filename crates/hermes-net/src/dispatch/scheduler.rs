@@ -17,6 +17,8 @@ pub struct Status {
     pub pending: u64,
     /// Open connections.
     pub connections: u64,
+    /// Sessions in progress: requests, and tunnels.
+    pub sessions: u64,
 }
 
 /// The parameters of the cascade.
@@ -24,6 +26,8 @@ pub struct Status {
 pub struct Parameters {
     /// The time without a turn after which a worker counts as hung.
     pub hung_after: Duration,
+    /// How many connections a session counts for. A neighbour brings few connections, with many sessions each.
+    pub session_weight: f64,
     /// How far above the average of connections a worker may be, as a part of the average.
     pub connections_offset: f64,
     /// The same for pending events.
@@ -33,7 +37,12 @@ pub struct Parameters {
 impl Default for Parameters {
     /// Returns the offsets of the paper (Figure 15).
     fn default() -> Self {
-        Self { hung_after: Duration::from_millis(20), connections_offset: 0.5, pending_offset: 0.5 }
+        Self {
+            hung_after: Duration::from_millis(20),
+            session_weight: 1.0,
+            connections_offset: 0.5,
+            pending_offset: 0.5,
+        }
     }
 }
 
@@ -51,18 +60,19 @@ pub fn select(workers: &[Status], now: Duration, parameters: &Parameters) -> Sel
     // Another thread may have stamped its turn after this one has read the clock.
     let turns = |status: &Status| status.is_parked || now.saturating_sub(status.turned) < parameters.hung_after;
     let turning = filter(u64::MAX, workers, turns);
-    let few = below_average(turning, workers, parameters.connections_offset, |status| status.connections);
-    let idle = below_average(few, workers, parameters.pending_offset, |status| status.pending);
+    let load = |status: &Status| status.connections as f64 + status.sessions as f64 * parameters.session_weight;
+    let few = below_average(turning, workers, parameters.connections_offset, load);
+    let idle = below_average(few, workers, parameters.pending_offset, |status| status.pending as f64);
     Selection { workers: idle, turning }
 }
 
 /// The workers of a set that are below its average plus the offset, which is one at least. So the lowest one always is.
-fn below_average(set: u64, workers: &[Status], offset: f64, value: impl Fn(&Status) -> u64) -> u64 {
+fn below_average(set: u64, workers: &[Status], offset: f64, value: impl Fn(&Status) -> f64) -> u64 {
     let members = workers.iter().enumerate().filter(|(index, _)| contains(set, *index));
-    let (count, sum) = members.fold((0_u64, 0_u64), |(count, sum), (_, status)| (count + 1, sum + value(status)));
-    let average = sum as f64 / count.max(1) as f64;
+    let (count, sum) = members.fold((0.0, 0.0), |(count, sum), (_, status)| (count + 1.0, sum + value(status)));
+    let average = sum / f64::max(count, 1.0);
     let limit = average + (average * offset).max(1.0);
-    filter(set, workers, |status| (value(status) as f64) < limit)
+    filter(set, workers, |status| value(status) < limit)
 }
 
 fn filter(set: u64, workers: &[Status], keeps: impl Fn(&Status) -> bool) -> u64 {
@@ -82,7 +92,7 @@ mod tests {
 
     /// A worker that has just turned.
     fn worker(connections: u64, pending: u64) -> Status {
-        Status { turned: NOW - Duration::from_millis(1), is_parked: false, pending, connections }
+        Status { turned: NOW - Duration::from_millis(1), is_parked: false, pending, connections, sessions: 0 }
     }
 
     fn selected(workers: &[Status]) -> u64 {
@@ -116,6 +126,15 @@ mod tests {
     }
 
     #[test]
+    fn sessions_weigh_as_much_as_they_are_told_to() {
+        let neighbour = Status { sessions: 300, ..worker(2, 0) };
+        let clients = worker(40, 0);
+        assert_eq!(selected(&[neighbour, clients]), 0b10);
+        let parameters = Parameters { session_weight: 0.0, ..Parameters::default() };
+        assert_eq!(select(&[neighbour, clients], NOW, &parameters).workers, 0b01);
+    }
+
+    #[test]
     fn somebody_is_selected_while_a_worker_turns() {
         use rand::Rng as _;
         let mut random = rand::rng();
@@ -131,6 +150,7 @@ mod tests {
                     is_parked: random.random_bool(0.2),
                     pending: few_or_many(&mut random),
                     connections: few_or_many(&mut random),
+                    sessions: few_or_many(&mut random),
                 })
                 .collect();
             let selection = select(&workers, NOW, &Parameters::default());

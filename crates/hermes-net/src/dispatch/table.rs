@@ -10,8 +10,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use super::Mode;
 use super::bpf::SharedMap;
-use super::scheduler::{Selection, Status};
+use super::scheduler::{Parameters, Selection, Status, select};
 
 /// The most workers of a table: those that a selection of 64 bits has room for.
 pub const MAX_WORKERS: usize = 64;
@@ -23,8 +24,9 @@ pub(super) mod offset {
     pub(in super::super) const MODE: i16 = 16;
     pub(in super::super) const COUNTER: i16 = 24;
     pub(in super::super) const WORKERS: i16 = 32;
+    pub(in super::super) const ALL: i16 = 40;
     /// Rows follow each other from here on. These offsets are within a row.
-    pub(in super::super) const FIRST_ROW: i16 = 64;
+    pub(in super::super) const FIRST_ROW: i16 = 128;
     pub(in super::super) const ROW_SHIFT: i32 = 6;
     pub(in super::super) const TURNED: i16 = 0;
     pub(in super::super) const PARKED: i16 = 8;
@@ -38,6 +40,7 @@ struct Row {
     parked: AtomicU64,
     pending: AtomicU64,
     connections: AtomicU64,
+    sessions: AtomicU64,
 }
 
 #[repr(C, align(64))]
@@ -49,14 +52,29 @@ struct Memory {
     /// The round of `Mode::RoundRobin`.
     counter: AtomicU64,
     workers: AtomicU64,
+    /// One bit for each worker.
+    all: AtomicU64,
+    /// The weight and the offsets of the parameters, as the bits of an `f64`.
+    session_weight: AtomicU64,
+    connections_offset: AtomicU64,
+    pending_offset: AtomicU64,
     rows: [Row; MAX_WORKERS],
 }
 
 impl Memory {
     fn new() -> Self {
-        let rows = std::array::from_fn(|_| Row::default());
-        let zero = AtomicU64::default;
-        Self { selected: zero(), hung_after: zero(), mode: zero(), counter: zero(), workers: zero(), rows }
+        Self {
+            selected: AtomicU64::default(),
+            hung_after: AtomicU64::default(),
+            mode: AtomicU64::default(),
+            counter: AtomicU64::default(),
+            workers: AtomicU64::default(),
+            all: AtomicU64::default(),
+            session_weight: AtomicU64::default(),
+            connections_offset: AtomicU64::default(),
+            pending_offset: AtomicU64::default(),
+            rows: std::array::from_fn(|_| Row::default()),
+        }
     }
 }
 
@@ -85,7 +103,10 @@ impl Table {
     }
 
     fn with_workers(self, workers: usize) -> Self {
-        self.memory().workers.store(workers.min(MAX_WORKERS) as u64, Relaxed);
+        let workers = workers.clamp(1, MAX_WORKERS);
+        self.memory().workers.store(workers as u64, Relaxed);
+        self.memory().all.store(u64::MAX >> (MAX_WORKERS - workers), Relaxed);
+        self.set_parameters(&Parameters::default());
         self
     }
 
@@ -112,27 +133,62 @@ impl Table {
         usize::try_from(self.memory().workers.load(Relaxed)).unwrap_or_default().min(MAX_WORKERS)
     }
 
-    /// The row of a worker, which it alone writes.
+    /// The row of a worker.
     pub fn row(&self, worker: usize) -> WorkerRow<'_> {
         WorkerRow { row: &self.memory().rows[worker % MAX_WORKERS] }
     }
 
     /// The status of each worker.
-    pub fn statuses(&self, into: &mut Vec<Status>) {
-        into.clear();
-        into.extend(self.memory().rows[..self.workers()].iter().map(|row| Status {
+    pub fn statuses(&self) -> impl Iterator<Item = Status> {
+        self.memory().rows[..self.workers()].iter().map(|row| Status {
             turned: Duration::from_nanos(row.turned.load(Relaxed)),
             is_parked: row.parked.load(Relaxed) != 0,
             pending: row.pending.load(Relaxed),
             connections: row.connections.load(Relaxed),
-        }));
+            sessions: row.sessions.load(Relaxed),
+        })
     }
 
-    /// Tells the kernel which workers get new connections, and when a worker counts as hung.
-    pub fn publish(&self, selection: &Selection, hung_after: Duration) {
+    /// Sets how workers are selected from now on.
+    pub fn set_parameters(&self, parameters: &Parameters) {
         let memory = self.memory();
-        memory.hung_after.store(nanoseconds(hung_after), Relaxed);
-        memory.selected.store(selection.workers, Relaxed);
+        memory.hung_after.store(nanoseconds(parameters.hung_after), Relaxed);
+        memory.session_weight.store(parameters.session_weight.to_bits(), Relaxed);
+        memory.connections_offset.store(parameters.connections_offset.to_bits(), Relaxed);
+        memory.pending_offset.store(parameters.pending_offset.to_bits(), Relaxed);
+    }
+
+    /// How workers are selected.
+    pub fn parameters(&self) -> Parameters {
+        let memory = self.memory();
+        Parameters {
+            hung_after: Duration::from_nanos(memory.hung_after.load(Relaxed)),
+            session_weight: f64::from_bits(memory.session_weight.load(Relaxed)),
+            connections_offset: f64::from_bits(memory.connections_offset.load(Relaxed)),
+            pending_offset: f64::from_bits(memory.pending_offset.load(Relaxed)),
+        }
+    }
+
+    /// Selects workers by their status, and publishes the selection.
+    pub fn schedule(&self, now: Duration) -> Selection {
+        let mut statuses = [Status::default(); MAX_WORKERS];
+        let mut count = 0;
+        for (place, status) in statuses.iter_mut().zip(self.statuses()) {
+            *place = status;
+            count += 1;
+        }
+        let selection = select(&statuses[..count], now, &self.parameters());
+        self.publish(&selection);
+        selection
+    }
+
+    /// Tells the kernel which workers get new connections.
+    pub fn publish(&self, selection: &Selection) {
+        let selected = &self.memory().selected;
+        // All workers write here: one that changes nothing leaves the cache line to the others.
+        if selected.load(Relaxed) != selection.workers {
+            selected.store(selection.workers, Relaxed);
+        }
     }
 
     /// The published selection, one bit for each worker.
@@ -141,12 +197,21 @@ impl Table {
     }
 
     /// Sets how the kernel chooses.
-    pub fn set_mode(&self, mode: super::Mode) {
+    pub fn set_mode(&self, mode: Mode) {
         self.memory().mode.store(mode as u64, Relaxed);
+    }
+
+    /// How the kernel chooses, if it reads this table.
+    pub fn mode(&self) -> Mode {
+        let mode = self.memory().mode.load(Relaxed);
+        [Mode::Directed, Mode::RoundRobin, Mode::First]
+            .into_iter()
+            .find(|other| *other as u64 == mode)
+            .unwrap_or_default()
     }
 }
 
-/// The row of one worker, which it alone writes.
+/// The row of one worker. It alone writes there, except that other threads may wake its tasks.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerRow<'t> {
     row: &'t Row,
@@ -170,14 +235,20 @@ impl WorkerRow<'_> {
         self.row.parked.store(0, Relaxed);
     }
 
-    /// Sets the number of tasks that are woken and not yet polled.
-    pub fn set_pending(&self, count: u64) {
-        self.row.pending.store(count, Relaxed);
+    /// A task is woken, by any thread.
+    pub fn add_pending(&self) {
+        self.row.pending.fetch_add(1, Relaxed);
     }
 
-    /// Sets the number of open connections.
-    pub fn set_connections(&self, count: u64) {
-        self.row.connections.store(count, Relaxed);
+    /// A woken task is polled, or has ended.
+    pub fn end_pending(&self) {
+        self.row.pending.fetch_sub(1, Relaxed);
+    }
+
+    /// Sets the numbers of open connections and sessions.
+    pub fn set_load(&self, connections: u64, sessions: u64) {
+        self.row.connections.store(connections, Relaxed);
+        self.row.sessions.store(sessions, Relaxed);
     }
 }
 
@@ -207,6 +278,7 @@ mod tests {
             (offset_of!(Memory, mode), offset::MODE),
             (offset_of!(Memory, counter), offset::COUNTER),
             (offset_of!(Memory, workers), offset::WORKERS),
+            (offset_of!(Memory, all), offset::ALL),
             (offset_of!(Memory, rows), offset::FIRST_ROW),
             (offset_of!(Row, turned), offset::TURNED),
             (offset_of!(Row, parked), offset::PARKED),

@@ -3,15 +3,15 @@
 //! In: listeners of one reuseport group, and connections to them. Out: who accepts them. To run as root with `--ignored`.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use rand::Rng as _;
 
 use super::bpf::{self, Program, SharedMap};
-use super::scheduler::Selection;
+use super::scheduler::{Parameters, Selection};
 use super::{Dispatcher, Mode, Table, now, program};
-use crate::tcp;
+use crate::{tcp, udp};
 
 /// linux/bpf.h: a program type that the kernel runs for a test, and the command for it.
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
@@ -94,6 +94,7 @@ impl Workers {
         let sockets: Vec<TcpListener> =
             std::iter::once(first).chain((1..count).map(|_| tcp::listen(address).unwrap())).collect();
         let table = Table::shared(count).unwrap();
+        table.set_parameters(&Parameters { hung_after: HUNG_AFTER, ..Parameters::default() });
         let dispatcher = Dispatcher::attach(&table, &sockets).unwrap();
         let workers = Self { address, sockets, table, dispatcher };
         (0..count).for_each(|worker| workers.table.row(worker).park());
@@ -102,7 +103,7 @@ impl Workers {
 
     fn select(&self, workers: u64) {
         self.table.set_mode(Mode::Directed);
-        self.table.publish(&Selection { workers, turning: workers }, HUNG_AFTER);
+        self.table.publish(&Selection { workers, turning: workers });
     }
 
     /// Opens connections, and returns how many each worker has got.
@@ -138,7 +139,7 @@ fn connections_go_to_the_selected_workers() {
     workers.select(0b1000);
     assert_eq!(workers.receivers(), [3], "one takes all");
     workers.select(0);
-    assert_eq!(workers.receivers(), [0, 1, 2, 3], "nobody was selected");
+    assert_eq!(workers.receivers(), [0, 1, 2, 3], "nobody was selected: all that turn");
 }
 
 #[test]
@@ -155,7 +156,9 @@ fn a_worker_that_stands_still_is_passed_over_at_once() {
     for worker in 0..3 {
         workers.table.row(worker).unpark(begun);
     }
-    assert_eq!(workers.receivers(), [0, 1, 2, 3], "all selected ones stand still: the hash");
+    assert_eq!(workers.receivers(), [3], "all selected ones stand still, and another one turns");
+    workers.table.row(3).unpark(begun);
+    assert_eq!(workers.receivers(), [0, 1, 2, 3], "all stand still: the hash");
 }
 
 #[test]
@@ -169,6 +172,16 @@ fn each_worker_has_its_turn() {
 
 #[test]
 #[ignore = "loads a program into the kernel, as root"]
+fn the_first_one_gets_all() {
+    let workers = Workers::new(3);
+    workers.table.set_mode(Mode::First);
+    assert_eq!(workers.receivers(), [0]);
+    workers.table.set_mode(Mode::Hash);
+    assert_eq!(workers.receivers(), [0, 1, 2]);
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
 fn a_worker_without_a_socket_is_passed_over() {
     let mut workers = Workers::new(3);
     workers.select(0b111);
@@ -178,4 +191,102 @@ fn a_worker_without_a_socket_is_passed_over() {
     workers.dispatcher.replace(2, &again).unwrap();
     workers.sockets.push(again);
     assert_eq!(workers.receivers(), [0, 1, 2]);
+}
+
+/// The sockets of a listener over QUIC.
+struct QuicWorkers {
+    address: SocketAddr,
+    sockets: Vec<UdpSocket>,
+    table: Table,
+    _dispatcher: Dispatcher,
+}
+
+const TAG: u16 = 0x1234;
+
+impl QuicWorkers {
+    fn new(count: usize) -> Self {
+        let first = udp::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let address = first.local_addr().unwrap();
+        let sockets: Vec<UdpSocket> =
+            std::iter::once(first).chain((1..count).map(|_| udp::listen(address).unwrap())).collect();
+        let table = Table::shared(count).unwrap();
+        let dispatcher = Dispatcher::attach_quic(&table, &sockets, TAG).unwrap();
+        (0..count).for_each(|worker| table.row(worker).park());
+        Self { address, sockets, table, _dispatcher: dispatcher }
+    }
+
+    fn select(&self, workers: u64) {
+        self.table.set_mode(Mode::Directed);
+        self.table.publish(&Selection { workers, turning: workers });
+    }
+
+    /// Sends a datagram from a new port, and returns the worker that has got it.
+    fn send(&self, datagram: &[u8]) -> usize {
+        let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        client.send_to(datagram, self.address).unwrap();
+        let mut buffer = [0; 64];
+        let got: Vec<usize> =
+            (0..self.sockets.len()).filter(|worker| self.sockets[*worker].recv(&mut buffer).is_ok()).collect();
+        assert_eq!(got.len(), 1, "{got:?}");
+        got[0]
+    }
+}
+
+/// A packet with a long header, as the first of a client (RFC 9000, Section 17.2.2).
+fn initial(id: &[u8]) -> Vec<u8> {
+    [&[0xc0, 0, 0, 0, 1, id.len() as u8], id, &[0; 20]].concat()
+}
+
+fn short(id: &[u8]) -> Vec<u8> {
+    [&[0x40], id, &[0; 20]].concat()
+}
+
+/// An id that a process with this tag has issued for a worker.
+fn issued(worker: u8, tag: u16) -> [u8; 8] {
+    let [high, low] = tag.to_be_bytes();
+    [worker, high, low, 1, 2, 3, 4, 5]
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn a_quic_connection_keeps_its_worker() {
+    let workers = QuicWorkers::new(4);
+    let mut random = rand::rng();
+    for length in [8, 11, 20] {
+        for _ in 0..20 {
+            let mut id = vec![0; length];
+            random.fill(&mut id[..]);
+            id[1] = 0xff;
+            workers.select(0b0010);
+            assert_eq!(workers.send(&initial(&id)), 1, "the selected one");
+            workers.select(0b1000);
+            assert_eq!(workers.send(&initial(&id)), 1, "the same first id, from another address");
+            id[0] ^= 0xff;
+            assert_eq!(workers.send(&initial(&id)), 3, "another one");
+        }
+    }
+    // Once the client has an id of the node, that names the worker.
+    for worker in 0..4 {
+        assert_eq!(workers.send(&short(&issued(worker, TAG))), usize::from(worker));
+        assert_eq!(workers.send(&initial(&issued(worker, TAG))), usize::from(worker));
+    }
+    // Long headers of another process are like those of a new client: its worker passes them on.
+    assert_eq!(workers.send(&initial(&issued(0, TAG + 1))), 3);
+    // What is no packet of QUIC, and a worker that is not there, disturb nobody.
+    for datagram in [&[][..], &[0x40], &[0xc0, 0, 0], &short(&issued(200, TAG)), &initial(&issued(200, TAG))] {
+        workers.send(datagram);
+    }
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn new_quic_connections_pass_over_a_worker_that_stands_still() {
+    let workers = QuicWorkers::new(3);
+    workers.select(0b111);
+    workers.table.row(1).unpark(now().unwrap() - Duration::from_secs(1));
+    let mut random = rand::rng();
+    for _ in 0..100 {
+        assert_ne!(workers.send(&initial(&random.random::<[u8; 8]>())), 1);
+    }
+    assert_eq!(workers.send(&short(&issued(1, TAG))), 1, "its connections stay with it");
 }

@@ -19,6 +19,7 @@ use rand::Rng;
 
 use super::connection_id::ReaderId;
 use super::forwarder::{self, DatagramForwarder, ForwardError};
+use crate::dispatch::{Dispatcher, Table};
 use crate::reuseport;
 
 /// Maximum number of readers that a connection id can distinguish.
@@ -96,6 +97,14 @@ impl Group {
             Some(first) => reuseport::by_connection_id(first, self.sockets.len()),
             None => Ok(()),
         }
+    }
+
+    /// Has the kernel select the socket of a new connection by the table of workers, and by the connection id afterwards.
+    ///
+    /// # Errors
+    /// As of [`Dispatcher::attach`]. The filter stays then.
+    pub fn direct(&self, table: &Table) -> io::Result<Dispatcher> {
+        Dispatcher::attach_quic(table, &self.sockets, self.tag)
     }
 
     /// The address of all sockets.

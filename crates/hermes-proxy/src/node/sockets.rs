@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hermes_model::limits::Limits;
-use hermes_model::snapshot::{Action, Dispatch, Listener, ListenerProtocol, Route, Snapshot, Transparent};
+use hermes_model::snapshot::{Action, DispatchMode, Listener, ListenerProtocol, Route, Snapshot, Transparent};
 use hermes_net::fd_passing::LabelledFd;
 use hermes_net::quic::{self, ForwardSocket, Group};
 use hermes_net::transparent::{self, Diversion, Interception, Plan};
@@ -33,16 +33,16 @@ pub(super) struct SocketKey {
 
 impl SocketKey {
     /// All sockets of a listener, in the order of binding.
-    pub(super) fn all_of(listener: &Listener) -> impl Iterator<Item = Self> {
-        Transport::all_of(listener).iter().filter_map(|transport| {
-            let named = |name| Self { transport: *transport, bind: SocketAddr::from(([0; 4], 0)), name: Some(name) };
+    pub(super) fn all_of(listener: &Listener, dispatch: DispatchMode) -> impl Iterator<Item = Self> {
+        Transport::all_of(listener, dispatch).filter_map(|transport| {
+            let named = |name| Self { transport, bind: SocketAddr::from(([0; 4], 0)), name: Some(name) };
             match transport {
                 Transport::Transparent => Some(named(listener.name.clone())),
                 Transport::Unix => Some(named(listener.unix.as_ref()?.to_str()?.into())),
                 _ => {
                     let bind = listener.bind?;
                     let name = (bind.port() == 0).then(|| listener.name.clone());
-                    Some(Self { transport: *transport, bind, name })
+                    Some(Self { transport, bind, name })
                 }
             }
         })
@@ -54,13 +54,13 @@ impl SocketKey {
     }
 
     fn is_tcp(&self) -> bool {
-        self.transport == Transport::Tcp
+        matches!(self.transport, Transport::Tcp | Transport::SharedTcp)
     }
 
     /// The label in a handover.
     pub(super) fn label(&self) -> String {
         let protocol = match self.transport {
-            Transport::Tcp => "tcp",
+            Transport::Tcp | Transport::SharedTcp => "tcp",
             Transport::Udp => "udp",
             Transport::Quic => "quic",
             Transport::Dns => "dns",
@@ -80,7 +80,7 @@ impl SocketKey {
 impl fmt::Display for SocketKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let over = match self.transport {
-            Transport::Tcp => "TCP",
+            Transport::Tcp | Transport::SharedTcp => "TCP",
             Transport::Udp => "UDP",
             Transport::Quic => "UDP (HTTP/3)",
             Transport::Dns => "UDP (DNS)",
@@ -95,6 +95,8 @@ impl fmt::Display for SocketKey {
 
 pub(super) enum Socket {
     Tcp(std::net::TcpListener),
+    /// The first of the listener's TCP sockets, for all workers.
+    SharedTcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
     /// A reader's slot of a group; a process has all slots or none.
     Quic(Arc<Group>, u8),
@@ -111,7 +113,7 @@ impl Socket {
     /// Opens a socket. Not for QUIC and interceptions, whose sockets form a group, nor for Unix sockets.
     fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
         Ok(match transport {
-            Transport::Tcp => Socket::Tcp(tcp::listen(address)?),
+            Transport::Tcp | Transport::SharedTcp => Socket::Tcp(tcp::listen(address)?),
             Transport::Dns => Socket::Dns(udp::listen(address)?),
             Transport::Ndn => Socket::Ndn(udp::listen(address)?),
             Transport::Rina => Socket::Rina(udp::listen(address)?),
@@ -124,7 +126,7 @@ impl Socket {
     /// Wraps an inherited socket. Not for QUIC, interceptions and Unix sockets.
     fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
         match transport {
-            Transport::Tcp => Socket::Tcp(fd.into()),
+            Transport::Tcp | Transport::SharedTcp => Socket::Tcp(fd.into()),
             Transport::Dns => Socket::Dns(fd.into()),
             Transport::Ndn => Socket::Ndn(fd.into()),
             Transport::Rina => Socket::Rina(fd.into()),
@@ -141,6 +143,7 @@ impl Socket {
         match self {
             Socket::Quic(group, _) => Some(group),
             Socket::Tcp(_)
+            | Socket::SharedTcp(_)
             | Socket::Udp(_)
             | Socket::Dns(_)
             | Socket::Ndn(_)
@@ -150,13 +153,20 @@ impl Socket {
         }
     }
 
+    pub(super) fn tcp(&self) -> Option<&std::net::TcpListener> {
+        match self {
+            Socket::Tcp(socket) => Some(socket),
+            _ => None,
+        }
+    }
+
     pub(super) fn is_interception(&self) -> bool {
         matches!(self, Socket::Transparent(..))
     }
 
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
         match self {
-            Socket::Tcp(socket) => socket.local_addr(),
+            Socket::Tcp(socket) | Socket::SharedTcp(socket) => socket.local_addr(),
             Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) | Socket::Rina(socket) => {
                 socket.local_addr()
             }
@@ -169,6 +179,7 @@ impl Socket {
     fn share(&self) -> std::io::Result<BoundSocket> {
         Ok(match self {
             Socket::Tcp(socket) => BoundSocket::Tcp(socket.try_clone()?),
+            Socket::SharedTcp(socket) => BoundSocket::SharedTcp(socket.try_clone()?),
             Socket::Udp(socket) => BoundSocket::Udp(socket.try_clone()?),
             Socket::Quic(group, slot) => BoundSocket::Quic(group.clone(), *slot),
             Socket::Dns(socket) => BoundSocket::Dns(socket.try_clone()?),
@@ -222,6 +233,8 @@ impl Socket {
                     .for_each(|ForwardSocket { reader, fd }| add(format!("{label}{WAY}{reader}"), fd));
             }
             // The next process makes an interception of its own, before this one ends.
+            // It is among the sockets of TCP.
+            Socket::SharedTcp(_) => {}
             Socket::Quic(..) | Socket::Transparent(..) => {}
         }
         Ok(())
@@ -268,7 +281,9 @@ impl Node {
         // Sockets that may fail come first: further sockets of a running listener receive connections at once.
         let is_inherited = |node: &Self, key: &SocketKey| node.inherited.contains_key(&key.label());
         let listeners = snapshot.listeners.iter().enumerate();
-        let keys = listeners.flat_map(|(index, listener)| SocketKey::all_of(listener).map(move |key| (index, key)));
+        let keys = listeners.flat_map(|(index, listener)| {
+            SocketKey::all_of(listener, snapshot.dispatch.mode).map(move |key| (index, key))
+        });
         let (running, new): (Vec<_>, Vec<_>) = keys.partition(|(_, key)| is_inherited(self, key));
         for (index, key) in new.into_iter().chain(running) {
             if self.sockets.contains_key(&key) || (!faults.is_empty() && is_inherited(self, &key)) {
@@ -277,7 +292,8 @@ impl Node {
             let sockets = match &snapshot.listeners[index].protocol {
                 ListenerProtocol::Transparent(transparent) => self.intercept(&plan(transparent, &snapshot.limits)),
                 _ if key.transport == Transport::Unix => self.open_unix(&key),
-                _ => self.open(&key, snapshot.dispatch, &opened),
+                _ if key.transport == Transport::SharedTcp => self.share_first(&key, &opened),
+                _ => self.open(&key, &opened),
             };
             match sockets {
                 Ok(sockets) => drop(opened.insert(key, sockets)),
@@ -341,7 +357,7 @@ impl Node {
     pub(super) fn follow_captures(&self, snapshot: &Snapshot) {
         for listener in &snapshot.listeners {
             let ListenerProtocol::Transparent(transparent) = &listener.protocol else { continue };
-            let key = SocketKey::all_of(listener).next();
+            let key = SocketKey::all_of(listener, snapshot.dispatch.mode).next();
             if let Some(Socket::Transparent(interception, _)) = key.and_then(|key| self.sockets.get(&key)?.first())
                 && let Err(error) = interception.change(&plan(transparent, &snapshot.limits))
             {
@@ -350,14 +366,16 @@ impl Node {
         }
     }
 
-    /// Opens a socket for each worker, or one for all; inherited sockets come first.
-    fn open(
-        &mut self,
-        key: &SocketKey,
-        dispatch: Dispatch,
-        opened: &HashMap<SocketKey, Vec<Socket>>,
-    ) -> std::io::Result<Vec<Socket>> {
-        let wanted = if dispatch == Dispatch::Exclusive { 1 } else { self.workers.len() };
+    /// Takes the first TCP socket of the listener for all workers.
+    fn share_first(&self, key: &SocketKey, opened: &HashMap<SocketKey, Vec<Socket>>) -> std::io::Result<Vec<Socket>> {
+        let first = self.tcp_sockets(key, opened).and_then(|sockets| sockets.first()?.tcp());
+        let first = first.ok_or(std::io::ErrorKind::AddrNotAvailable)?;
+        Ok(vec![Socket::SharedTcp(first.try_clone()?)])
+    }
+
+    /// Opens a socket for each worker; inherited sockets come first.
+    fn open(&mut self, key: &SocketKey, opened: &HashMap<SocketKey, Vec<Socket>>) -> std::io::Result<Vec<Socket>> {
+        let wanted = self.workers.len();
         if key.transport == Transport::Quic {
             return self.open_group(key, wanted.min(quic::MAX_READERS), opened);
         }
@@ -466,9 +484,18 @@ impl Node {
 
     /// The address of the same listener's TCP sockets, if it has some.
     fn beside(&self, key: &SocketKey, opened: &HashMap<SocketKey, Vec<Socket>>) -> std::io::Result<SocketAddr> {
+        let first = self.tcp_sockets(key, opened).and_then(|sockets| sockets.first());
+        first.map_or(Ok(key.bind), Socket::local_addr)
+    }
+
+    /// The TCP sockets of the same listener.
+    fn tcp_sockets<'s>(
+        &'s self,
+        key: &SocketKey,
+        opened: &'s HashMap<SocketKey, Vec<Socket>>,
+    ) -> Option<&'s Vec<Socket>> {
         let tcp = SocketKey { transport: Transport::Tcp, ..key.clone() };
-        let sockets = opened.get(&tcp).or_else(|| self.sockets.get(&tcp));
-        sockets.and_then(|sockets| sockets.first()).map_or(Ok(key.bind), Socket::local_addr)
+        opened.get(&tcp).or_else(|| self.sockets.get(&tcp))
     }
 }
 
@@ -500,11 +527,10 @@ pub(super) fn deal(
     sockets: &[Socket],
     name: &Arc<str>,
     transport: Transport,
-    dispatch: Dispatch,
     for_worker: &mut [Vec<ListeningSocket>],
 ) -> Result<(), Vec<BuildError>> {
     let workers = for_worker.len();
-    let is_shared = transport == Transport::Unix || (dispatch == Dispatch::Exclusive && transport == Transport::Tcp);
+    let is_shared = matches!(transport, Transport::Unix | Transport::SharedTcp);
     let deals = if is_shared { workers.max(sockets.len()) } else { sockets.len() };
     for (number, socket) in sockets.iter().cycle().take(deals).enumerate() {
         let socket = socket

@@ -69,6 +69,12 @@ impl NodeView {
         usize::try_from(self.shared.metrics.connections_open.get()).unwrap_or_default()
     }
 
+    /// The status of each worker, and how connections are distributed.
+    pub fn workers(&self) -> serde_json::Value {
+        let status = &self.shared.status;
+        serde_json::json!({ "dispatch": status.mode(), "workers": status.view() })
+    }
+
     /// Every session, up to a limit.
     pub async fn sessions(&self) -> Vec<SessionView> {
         let mut all = Vec::new();

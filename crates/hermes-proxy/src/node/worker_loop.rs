@@ -26,6 +26,7 @@ use hermes_outbound::outbound::{Outbound, reverse_acceptor};
 use hermes_outbound::reverse::channels::{Channels, Message};
 use hermes_transport::runtime::access_log::LogSender;
 use hermes_transport::runtime::session::SessionView;
+use hermes_transport::runtime::turns::Turns;
 use hermes_transport::runtime::{Shared, WorkerContext};
 
 /// The interval of the sweep and of the coarse clock.
@@ -64,11 +65,15 @@ pub(super) struct Start {
 
 /// Runs a worker until it is told to stop. Called on a thread of its own.
 pub(super) fn run(start: Start) -> std::io::Result<()> {
+    let Start { number, shared, services, channels, generation, log, commands, messages } = start;
+    let turns = Turns::new(shared.clone(), number);
+    let (at_end, at_begin) = (turns.clone(), turns.clone());
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().event_interval(TASKS_PER_TURN).build_local(LocalOptions::default())?;
+    runtime.enable_all().event_interval(TASKS_PER_TURN);
+    runtime.on_thread_park(move || at_end.end()).on_thread_unpark(move || at_begin.begin());
+    let runtime = runtime.build_local(LocalOptions::default())?;
     runtime.block_on(async {
-        let Start { number, shared, services, channels, generation, log, commands, messages } = start;
-        let context = Rc::new(WorkerContext::new(number, shared, generation.snapshot.clone(), log));
+        let context = Rc::new(WorkerContext::new(turns, shared, generation.snapshot.clone(), log));
         let outbound = Rc::new(Outbound::new(context, generation, channels));
         let worker = Rc::new(Worker::new(outbound, services));
         WorkerLoop::new(&worker).serve(commands, messages).await;
@@ -222,7 +227,9 @@ impl<'w> WorkerLoop<'w> {
             }
         }
         let is_gone = |(name, transport): &(Arc<str>, Transport)| {
-            generation.listener(name).is_none_or(|listener| !Transport::all_of(listener).contains(transport))
+            let dispatch = generation.snapshot.dispatch.mode;
+            let has = |listener: &Arc<Listener>| Transport::all_of(listener, dispatch).any(|other| other == *transport);
+            !generation.listener(name).is_some_and(has)
         };
         let gone: Vec<_> = acceptors.keys().filter(|place| is_gone(place)).cloned().collect();
         for place in gone {

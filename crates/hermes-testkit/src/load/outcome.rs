@@ -64,6 +64,9 @@ pub struct Outcome {
     pub seconds: f64,
     /// Latency of completed exchanges; for a burst from the common instant.
     pub latency: Option<Latency>,
+    /// Completed exchanges that took longer than the load calls delayed.
+    #[serde(default)]
+    pub delayed: u64,
     /// For a burst, also the latency from each client's own start.
     pub own_latency: Option<Latency>,
     /// Payload bytes that arrived in the measured time (bulk and datagrams).

@@ -23,6 +23,7 @@ use super::Shared;
 use super::access_log::{LogSender, Records};
 use super::fair_shares::{Entries, Shares};
 use super::session::SessionTables;
+use super::turns::{Counted, Turns};
 use crate::token_bucket::TokenBucket;
 
 /// The maximum number of ICMP errors that a worker sends in a second. Each session has a much lower limit.
@@ -54,6 +55,7 @@ pub struct WorkerContext {
     /// The flow tables of all listeners in the snapshot.
     listener_shares: RefCell<Vec<Arc<Shares>>>,
     tasks: RefCell<JoinSet<()>>,
+    turns: Arc<Turns>,
     icmp_errors: TokenBucket,
     rng: RefCell<SmallRng>,
     clock: Cell<u64>,
@@ -63,13 +65,13 @@ pub struct WorkerContext {
 }
 
 impl WorkerContext {
-    pub fn new(number: usize, shared: Arc<Shared>, snapshot: Arc<Snapshot>, log: LogSender) -> Self {
+    pub fn new(turns: Arc<Turns>, shared: Arc<Shared>, snapshot: Arc<Snapshot>, log: LogSender) -> Self {
         let records = Records::new(snapshot.node.clone(), log);
         records.set_enabled(snapshot.access_log != AccessLog::Off);
         Self {
             clock: Cell::new(shared.now()),
             shared,
-            number,
+            number: turns.worker(),
             tables: SessionTables::default(),
             records,
             resolver: Resolver::from_system(),
@@ -80,6 +82,7 @@ impl WorkerContext {
             snapshot: RefCell::new(Rc::new(snapshot)),
             listener_shares: RefCell::default(),
             tasks: RefCell::default(),
+            turns,
             icmp_errors: TokenBucket::default(),
             rng: RefCell::new(SmallRng::from_os_rng()),
             draining: Cell::new(false),
@@ -143,9 +146,15 @@ impl WorkerContext {
         self.icmp_errors.takes(self.now(), MAX_ICMP_ERRORS_PER_SECOND)
     }
 
+    /// Tells the table of workers how many connections and sessions this worker has.
+    pub fn tell_load(&self) {
+        let (connections, sessions) = (self.tables.connections.borrow().len(), self.tables.sessions.borrow().len());
+        self.turns.row().set_load(connections as u64, sessions as u64);
+    }
+
     /// Spawns a task. It is aborted when the worker ends.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) -> AbortHandle {
-        self.tasks.borrow_mut().spawn_local(task)
+        self.tasks.borrow_mut().spawn_local(Counted::new(self.turns.clone(), task))
     }
 
     /// Advances the clock, ends sessions and connections that exceeded a timeout, and flushes the access log.

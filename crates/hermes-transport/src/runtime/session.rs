@@ -424,6 +424,7 @@ impl Session {
         let entry = Rc::new(SessionEntry::new(worker, facts, connection, trace));
         entry.key.set(worker.tables.sessions.borrow_mut().insert(entry.clone()));
         worker.shared.metrics.sessions_open.inc();
+        worker.tell_load();
         if let Some(connection) = &entry.connection {
             connection.enter(worker);
         }
@@ -450,6 +451,7 @@ impl Drop for Session {
         self.worker.tables.sessions.borrow_mut().remove(entry.key.get());
         entry.release_all(&self.worker.tables);
         self.worker.shared.metrics.sessions_open.dec();
+        self.worker.tell_load();
         if let Some(connection) = &entry.connection {
             connection.leave(&self.worker);
         }

@@ -13,6 +13,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
 
 use super::fair_shares::Shares;
+use super::workers::Workers;
 use crate::dial_guard::DialGuard;
 use crate::log_throttle::LogThrottle;
 use crate::metrics::Metrics;
@@ -24,6 +25,8 @@ const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
 pub struct Shared {
     /// The number of workers.
     pub workers: usize,
+    /// What the workers say of themselves, by which the kernel distributes connections.
+    pub status: Arc<Workers>,
     pub metrics: Metrics,
     pub no_route: Arc<str>,
     /// The table of client connections on all workers.
@@ -61,13 +64,15 @@ pub struct Shared {
 impl Shared {
     /// Creates the state of a node with this number of workers.
     pub fn new(workers: usize) -> Self {
+        let status = Arc::new(Workers::new(workers));
         Self {
             workers,
+            metrics: Metrics::with(status.clone()),
+            status,
             displace: OnceLock::new(),
             network: watch::Sender::new(()),
             device_lost: Notify::new(),
             predecessors: AtomicUsize::new(0),
-            metrics: Metrics::default(),
             no_route: Arc::from("none"),
             connections: Arc::default(),
             tunnels: Arc::default(),

@@ -312,6 +312,7 @@ impl ConnectionGuard {
         });
         share.is_held_by(&connection);
         connection.key.set(worker.tables.connections.borrow_mut().insert(connection.clone()));
+        worker.tell_load();
         if worker.is_draining() {
             connection.start_drain(worker);
         }
@@ -324,5 +325,6 @@ impl Drop for ConnectionGuard {
         self.connection.watch_path(&self.worker);
         self.worker.tables.connections.borrow_mut().remove(self.connection.key.get());
         self.worker.shared.metrics.connections_open.dec();
+        self.worker.tell_load();
     }
 }

@@ -1,0 +1,169 @@
+//! How connections come to workers: past those that stand still, to those that have fewer, in the mode of the document.
+//!
+//! In: a node whose workers stand still when a request asks for it. Out: the delay of each new connection, and the connections of
+//! each worker. As root, since the kernel loads programs for root alone.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use hermes_testkit::binary::hermes;
+use hermes_testkit::overlay::{Node, Overlay};
+use hermes_testkit::poll;
+use hermes_testkit::raw_http1::RawHttp1;
+use hermes_testkit::skip::needs_root;
+use hermes_testkit::work;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::task::JoinSet;
+
+const WORKERS: usize = 4;
+/// How long a request stops its worker, and the delay of a client that waits for that worker.
+const STOP: Duration = Duration::from_millis(1500);
+
+const DOCUMENT: &str = "
+workers: 4
+dispatch: $MODE
+listeners:
+- {name: web, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: all, match: {path: '/*'}, respond: {status: 200, body: ok}}
+";
+
+async fn start(overlay: &Overlay, mode: &str) -> Node {
+    let library = work::library(overlay.dir()).unwrap();
+    let preload = format!("LD_PRELOAD={}", library.display());
+    overlay.node("node").document(DOCUMENT).with("MODE", mode).by_way_of(&["env", &preload]).start().await.unwrap()
+}
+
+/// Connects from an address of its own, since addresses are hashed onto workers.
+async fn connect(to: SocketAddr, client: u8) -> RawHttp1<TcpStream> {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((Ipv4Addr::new(127, 0, 1, client), 0).into()).unwrap();
+    RawHttp1::new(socket.connect(to).await.unwrap())
+}
+
+/// The time of a request over a connection.
+async fn request(http1: &mut RawHttp1<TcpStream>, work: &str) -> Duration {
+    let begun = Instant::now();
+    http1.send(format!("GET / HTTP/1.1\r\nhost: node\r\nx-work: {work}\r\n\r\n")).await.unwrap();
+    let head = http1.head().await.unwrap();
+    assert_eq!(head.status(), 200);
+    http1.body(&head).await.unwrap();
+    begun.elapsed()
+}
+
+/// Opens new connections while a worker stands still, and returns how many waited for it.
+async fn delayed(node: &Node, count: u8) -> usize {
+    let to = node.address("web");
+    let mut stopping = connect(to, 255).await;
+    let mut stopped = JoinSet::new();
+    stopped.spawn(async move { request(&mut stopping, &format!("block {}", STOP.as_micros())).await });
+    poll::until("a worker stands still", || async { hung(node).await == 1 }).await;
+    let mut clients = JoinSet::new();
+    for client in 0..count {
+        clients.spawn(async move { request(&mut connect(to, client).await, "none").await });
+    }
+    let times = clients.join_all().await;
+    assert!(stopped.join_all().await[0] >= STOP);
+    times.iter().filter(|time| **time > STOP / 3).count()
+}
+
+async fn status(node: &Node) -> serde_json::Value {
+    serde_json::from_str(&node.ask("/workers").await.unwrap().1).unwrap()
+}
+
+async fn hung(node: &Node) -> usize {
+    let status = status(node).await;
+    status["workers"].as_array().unwrap().iter().filter(|worker| worker["state"] == "hung").count()
+}
+
+async fn connections(node: &Node) -> Vec<u64> {
+    let status = status(node).await;
+    let workers = status["workers"].as_array().unwrap();
+    workers.iter().map(|worker| worker["connections"].as_u64().unwrap()).collect()
+}
+
+/// The open connections of each worker, once all are counted.
+async fn counted(node: &Node, all: u64) -> Vec<u64> {
+    poll::until("all connections are counted", || async { connections(node).await.iter().sum::<u64>() == all }).await;
+    connections(node).await
+}
+
+#[tokio::test]
+async fn no_new_connection_waits_for_a_worker_that_stands_still() {
+    if !needs_root("no_new_connection_waits_for_a_worker_that_stands_still") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = start(&overlay, "directed").await;
+    assert_eq!(delayed(&node, 40).await, 0, "{}", node.log());
+    node.reload(DOCUMENT, &[("MODE", "reuseport".to_owned())]).await.unwrap();
+    // Each of them comes to that worker with a probability of 1/4.
+    assert_ne!(delayed(&node, 80).await, 0, "the hash knows nothing of workers");
+    node.reload(DOCUMENT, &[("MODE", "exclusive".to_owned())]).await.unwrap();
+    assert_eq!(delayed(&node, 40).await, 0, "idle workers accept");
+}
+
+#[tokio::test]
+async fn lasting_connections_are_spread_as_the_mode_says() {
+    if !needs_root("lasting_connections_are_spread_as_the_mode_says") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = start(&overlay, "directed").await;
+    let spread = async |node: &Node| {
+        let mut open = Vec::new();
+        for client in 0..200 {
+            let mut http1 = connect(node.address("web"), client).await;
+            request(&mut http1, "none").await;
+            open.push(http1);
+        }
+        let each = counted(node, 200).await;
+        drop(open);
+        counted(node, 0).await;
+        each
+    };
+    let directed = spread(&node).await;
+    // One with more than the average and a half gets nothing; clients come one after the other.
+    assert!(directed.iter().all(|count| (20..=80).contains(count)), "{directed:?}");
+    node.reload(DOCUMENT, &[("MODE", "roundrobin".to_owned())]).await.unwrap();
+    assert_eq!(spread(&node).await, [50; WORKERS]);
+    node.reload(DOCUMENT, &[("MODE", "exclusive".to_owned())]).await.unwrap();
+    let exclusive = spread(&node).await;
+    let (least, most) = (exclusive.iter().min().unwrap(), exclusive.iter().max().unwrap());
+    assert!(*most >= 2 * least, "the kernel prefers one of the idle workers: {exclusive:?}");
+    node.assert_sound();
+}
+
+#[tokio::test]
+async fn no_connection_is_lost_while_modes_change() {
+    if !needs_root("no_connection_is_lost_while_modes_change") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = start(&overlay, "reuseport").await;
+    let to = node.address("web");
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut clients = JoinSet::new();
+    for client in 0..8 {
+        let stopped = stopped.clone();
+        clients.spawn(async move {
+            let mut served = 0;
+            while !*stopped.borrow() {
+                request(&mut connect(to, client).await, "none").await;
+                served += 1;
+            }
+            served
+        });
+    }
+    for round in 0..5 {
+        for mode in ["directed", "exclusive", "roundrobin", "reuseport"] {
+            node.reload(DOCUMENT, &[("MODE", mode.to_owned())]).await.unwrap();
+            let status = status(&node).await;
+            assert_eq!(status["dispatch"], mode, "round {round}");
+        }
+    }
+    stop.send(true).unwrap();
+    let served: usize = clients.join_all().await.into_iter().sum();
+    assert!(served > 100, "{served} connections");
+    node.assert_sound();
+}

@@ -1,0 +1,135 @@
+//! Clients that arrive at random (Poisson) and do not wait for each other: the delay that users see while workers are busy.
+//!
+//! In: a rate, the requests of each client, and the work that they ask for. Out: the latency of each response. The first request of a
+//! client counts from its planned arrival, with its connect, so that a late load hides no delay; a further one from its planned
+//! time. Each client has a source address of its own in 127.0.0.0/8, since addresses are hashed onto workers. Never: a client that
+//! is left out because others are slow.
+
+use std::{
+    cell::Cell,
+    net::{Ipv4Addr, SocketAddr},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use rand::Rng as _;
+use tokio::{net::TcpSocket, task::JoinSet};
+
+use super::{
+    Load, Outcome,
+    exchange::RESPONSE_TIMEOUT,
+    keepalive::Span,
+    outcome::{Failure, Recorder},
+    response::Connection,
+};
+use crate::Result;
+
+/// What each client knows.
+struct Plan {
+    requests: usize,
+    pause: Duration,
+    work: Vec<(Vec<u8>, u32)>,
+    delayed: Duration,
+    /// The number of delayed responses.
+    count: Cell<u64>,
+}
+
+pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
+    let Load::Arrivals { addresses, rate, requests, pause, work, delayed, warmup, window } = load else {
+        unreachable!("dispatched by kind");
+    };
+    let request = |work: &String| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-work: {work}\r\n\r\n").into_bytes();
+    let plan = Rc::new(Plan {
+        requests: *requests,
+        pause: Duration::from_millis(*pause),
+        work: work.iter().map(|(work, weight)| (request(work), *weight)).collect(),
+        delayed: Duration::from_millis(*delayed),
+        count: Cell::new(0),
+    });
+    let span = Span::after(*warmup, *window);
+    let mut tasks = JoinSet::new();
+    let (arriving, addresses, between) = ((plan.clone(), span.clone()), addresses.clone(), 1.0 / rate);
+    tasks.spawn_local(async move {
+        let (plan, span) = arriving;
+        let mut clients = JoinSet::new();
+        let mut arrival = Instant::now();
+        for address in addresses.iter().cycle() {
+            arrival += random_time(between);
+            if arrival >= span.end {
+                break;
+            }
+            tokio::time::sleep_until(arrival.into()).await;
+            let (plan, span, address) = (plan.clone(), span.clone(), *address);
+            clients.spawn_local(async move {
+                let mut recorder = Recorder::default();
+                if let Err(failure) = plan.serve(address, arrival, &span, &mut recorder).await {
+                    recorder.failure(&failure);
+                }
+                recorder
+            });
+        }
+        let mut all = Recorder::default();
+        let last = span.end + RESPONSE_TIMEOUT;
+        while let Ok(Some(client)) = tokio::time::timeout_at(last.into(), clients.join_next()).await {
+            match client {
+                Ok(recorder) => all.absorb(recorder),
+                Err(_) => all.failure(&Failure::Malformed("a client's task broke")),
+            }
+        }
+        (0..clients.len()).for_each(|_| all.failure(&Failure::Timeout));
+        all
+    });
+    let mut outcome = span.measure(tasks, watch).await;
+    outcome.delayed = plan.count.get();
+    Ok(outcome)
+}
+
+impl Plan {
+    /// One client, from its arrival to its last response. What is planned after the measured time is not begun.
+    async fn serve(
+        &self,
+        address: SocketAddr,
+        arrival: Instant,
+        span: &Span,
+        recorder: &mut Recorder,
+    ) -> std::result::Result<(), Failure> {
+        let socket = TcpSocket::new_v4()?;
+        let source = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + rand::rng().random_range(1..1 << 23));
+        socket.bind((source, 0).into())?;
+        let stream = socket.connect(address).await.map_err(|error| Failure::Connect(error.kind()))?;
+        stream.set_nodelay(true)?;
+        let mut connection = Connection::new(stream);
+        let mut planned = arrival;
+        for _ in 0..self.requests {
+            tokio::time::sleep_until(planned.into()).await;
+            if planned >= span.end {
+                break;
+            }
+            connection.get(self.any_request(), b"ok\n").await?;
+            let latency = planned.elapsed();
+            if span.measuring() {
+                recorder.success(latency);
+                self.count.set(self.count.get() + u64::from(latency > self.delayed));
+            }
+            planned = Instant::now() + random_time(self.pause.as_secs_f64());
+        }
+        Ok(())
+    }
+
+    fn any_request(&self) -> &[u8] {
+        let total: u32 = self.work.iter().map(|(_, weight)| weight).sum();
+        let mut left = rand::rng().random_range(0..total.max(1));
+        let chosen = self.work.iter().find(|(_, weight)| {
+            let is_it = left < *weight;
+            left = left.saturating_sub(*weight);
+            is_it
+        });
+        chosen.map_or(b"", |(request, _)| request)
+    }
+}
+
+/// A time between two events that are independent of each other, with this mean in seconds.
+fn random_time(mean: f64) -> Duration {
+    let uniform: f64 = rand::rng().random_range(f64::EPSILON..1.0);
+    Duration::from_secs_f64(-uniform.ln() * mean)
+}

@@ -1,0 +1,216 @@
+//! The turns of a worker's loop: what the loop tells the table of workers (paper 003, Section 5.1).
+//!
+//! In: the runtime that waits and continues, tasks that are woken and polled. Out: the worker's row of the table, the selection of
+//! workers at the end of each turn, and counts of turns. Never: a choice of its own.
+//!
+//! A turn is everything between two waits for events. A busy loop never waits, so the tasks themselves report that it turns. The
+//! runtime does not tell how many tasks wait to be polled. Each task is therefore wrapped: it counts from its wake until its poll.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use hermes_net::dispatch::{self, WorkerRow};
+
+use super::Shared;
+
+/// Polls between two looks at the clock. A poll takes some microseconds, and a worker counts as hung after milliseconds.
+const POLLS_PER_STAMP: u64 = 4;
+/// Time after which a loop that does not wait selects workers again.
+const SELECTION_INTERVAL: Duration = Duration::from_millis(5);
+/// The upper bounds of the histograms: powers of two, up to 2^22, and above.
+pub const CLASSES: usize = 24;
+
+/// A histogram whose classes are powers of two. Its worker alone writes it.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    classes: [AtomicU64; CLASSES],
+    sum: AtomicU64,
+}
+
+impl Histogram {
+    fn observe(&self, value: u64) {
+        let class = (u64::BITS - value.leading_zeros()) as usize;
+        add(&self.classes[class.min(CLASSES - 1)], 1);
+        add(&self.sum, value);
+    }
+
+    /// The count of each class. Class `n` has the values below 2^n that no class before it has; the last one has all others.
+    pub fn counts(&self) -> [u64; CLASSES] {
+        std::array::from_fn(|class| self.classes[class].load(Ordering::Relaxed))
+    }
+
+    /// The number of values.
+    pub fn count(&self) -> u64 {
+        self.counts().iter().sum()
+    }
+
+    /// The sum of all values.
+    pub fn sum(&self) -> u64 {
+        self.sum.load(Ordering::Relaxed)
+    }
+}
+
+/// Adds to a number that this thread alone writes, which takes no atomic addition.
+fn add(number: &AtomicU64, value: u64) {
+    number.store(number.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
+}
+
+/// What is counted of the turns of a worker.
+#[derive(Debug, Default)]
+pub struct TurnCounts {
+    /// Polled tasks of each turn.
+    pub events: Histogram,
+    /// Microseconds of each turn.
+    pub micros: Histogram,
+    /// Runs of the scheduler.
+    pub selections: AtomicU64,
+}
+
+/// The turns of one worker.
+pub struct Turns {
+    shared: Arc<Shared>,
+    worker: usize,
+    /// Polls since the turn began.
+    polls: AtomicU64,
+    /// Nanoseconds of the table's clock.
+    began: AtomicU64,
+    selected: AtomicU64,
+}
+
+impl Turns {
+    /// Starts the first turn of a worker.
+    pub fn new(shared: Arc<Shared>, worker: usize) -> Arc<Self> {
+        let zero = AtomicU64::default;
+        let this = Self { shared, worker, polls: zero(), began: zero(), selected: zero() };
+        this.begin();
+        Arc::new(this)
+    }
+
+    /// The number of the worker.
+    pub fn worker(&self) -> usize {
+        self.worker
+    }
+
+    /// The worker's row of the table.
+    pub fn row(&self) -> WorkerRow<'_> {
+        self.shared.status.table.row(self.worker)
+    }
+
+    /// The loop has got events. Called by its thread.
+    pub fn begin(&self) {
+        let now = now();
+        self.row().unpark(now);
+        self.began.store(nanoseconds(now), Ordering::Relaxed);
+        self.polls.store(0, Ordering::Relaxed);
+    }
+
+    /// The loop is going to wait for events. Called by its thread.
+    pub fn end(&self) {
+        let now = now();
+        let counts = &self.shared.status.turns[self.worker];
+        counts.events.observe(self.polls.load(Ordering::Relaxed));
+        counts.micros.observe(nanoseconds(now).saturating_sub(self.began.load(Ordering::Relaxed)) / 1000);
+        self.row().park();
+        self.select(now);
+    }
+
+    fn polled(&self) {
+        let polls = self.polls.load(Ordering::Relaxed) + 1;
+        self.polls.store(polls, Ordering::Relaxed);
+        if polls.is_multiple_of(POLLS_PER_STAMP) {
+            let now = now();
+            self.row().turn(now);
+            if nanoseconds(now).saturating_sub(self.selected.load(Ordering::Relaxed)) >= nanoseconds(SELECTION_INTERVAL)
+            {
+                self.select(now);
+            }
+        }
+    }
+
+    fn select(&self, now: Duration) {
+        self.selected.store(nanoseconds(now), Ordering::Relaxed);
+        add(&self.shared.status.turns[self.worker].selections, 1);
+        self.shared.status.table.schedule(now);
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A task of the worker, which counts as pending from its wake until its poll.
+    pub(super) struct Counted<F> {
+        #[pin]
+        task: F,
+        wakes: Arc<Wakes>,
+        waker: Waker,
+    }
+
+    impl<F> PinnedDrop for Counted<F> {
+        fn drop(this: Pin<&mut Self>) {
+            this.wakes.take();
+        }
+    }
+}
+
+impl<F> Counted<F> {
+    /// Wraps a task that is about to be spawned, which wakes it.
+    pub(super) fn new(turns: Arc<Turns>, task: F) -> Self {
+        turns.row().add_pending();
+        let wakes = Arc::new(Wakes { turns, is_woken: AtomicBool::new(true), task: OnceLock::new() });
+        Self { task, waker: wakes.clone().into(), wakes }
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Counted<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        this.wakes.task.get_or_init(|| cx.waker().clone());
+        this.wakes.take();
+        this.wakes.turns.polled();
+        this.task.poll(&mut Context::from_waker(this.waker))
+    }
+}
+
+/// The wakes of a task.
+struct Wakes {
+    turns: Arc<Turns>,
+    is_woken: AtomicBool,
+    /// The waker of the runtime, which is the same for the whole life of a spawned task. Empty before the first poll.
+    task: OnceLock<Waker>,
+}
+
+impl Wakes {
+    fn take(&self) {
+        if self.is_woken.swap(false, Ordering::AcqRel) {
+            self.turns.row().end_pending();
+        }
+    }
+}
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.is_woken.swap(true, Ordering::AcqRel) {
+            self.turns.row().add_pending();
+        }
+        if let Some(task) = self.task.get() {
+            task.wake_by_ref();
+        }
+    }
+}
+
+/// Without a clock, the time stands still: then no worker ever counts as hung.
+fn now() -> Duration {
+    dispatch::now().unwrap_or_default()
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,160 @@
+//! The status of all workers of a node: for the choice of a worker, for `/workers` and for the metrics.
+//!
+//! In: what each worker says of itself, at each turn of its loop. Out: views of it. Never: a choice.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hermes_net::dispatch::{self, Mode, Table};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+use serde::Serialize;
+
+use super::turns::{CLASSES, Histogram, TurnCounts};
+
+/// The status of all workers of a node.
+pub struct Workers {
+    pub table: Table,
+    /// The counts of each worker's turns.
+    pub turns: Vec<TurnCounts>,
+}
+
+impl Workers {
+    /// Creates the status of this number of workers. Without privileges, no program in the kernel reads it.
+    pub fn new(count: usize) -> Self {
+        let table = Table::shared(count).unwrap_or_else(|_| Table::private(count));
+        Self { table, turns: std::iter::repeat_with(TurnCounts::default).take(count).collect() }
+    }
+
+    /// The status of each worker, for `/workers`.
+    pub fn view(&self) -> Vec<WorkerView> {
+        let (now, selected) = (dispatch::now().unwrap_or_default(), self.table.selected());
+        let hung_after = self.table.parameters().hung_after;
+        let statuses = self.table.statuses().zip(&self.turns).enumerate();
+        let view = statuses.map(|(number, (status, turns))| {
+            let silence = if status.is_parked { Duration::ZERO } else { now.saturating_sub(status.turned) };
+            WorkerView {
+                worker: number,
+                state: match () {
+                    () if status.is_parked => "waiting",
+                    () if silence < hung_after => "turning",
+                    () => "hung",
+                },
+                silence_ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
+                is_selected: selected >> number & 1 == 1,
+                connections: status.connections,
+                sessions: status.sessions,
+                pending: status.pending,
+                turns: turns.events.count(),
+                events: turns.events.sum(),
+                busy_ms: turns.micros.sum() / 1000,
+                selections: turns.selections.load(Ordering::Relaxed),
+            }
+        });
+        view.collect()
+    }
+
+    /// How the kernel chooses a worker for a new connection.
+    pub fn mode(&self) -> &'static str {
+        match self.table.mode() {
+            Mode::Hash => "reuseport",
+            Mode::Directed => "directed",
+            Mode::RoundRobin => "roundrobin",
+            Mode::First => "exclusive",
+        }
+    }
+}
+
+/// The status of a worker.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerView {
+    pub worker: usize,
+    /// `waiting` for events, `turning`, or `hung`: its loop stands still.
+    pub state: &'static str,
+    /// Time since the loop last turned. 0 while it waits.
+    pub silence_ms: u64,
+    /// True if new connections come to this worker in the mode `directed`.
+    #[serde(rename = "selected")]
+    pub is_selected: bool,
+    pub connections: u64,
+    pub sessions: u64,
+    /// Tasks that are woken and not yet polled.
+    pub pending: u64,
+    /// Turns since the start.
+    pub turns: u64,
+    /// Polled tasks since the start.
+    pub events: u64,
+    /// Time of all turns.
+    pub busy_ms: u64,
+    /// Runs of the scheduler.
+    pub selections: u64,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct WorkerLabels {
+    worker: usize,
+}
+
+impl fmt::Debug for Workers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.view()).finish()
+    }
+}
+
+/// The metrics of the workers.
+impl Collector for Workers {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let view = self.view();
+        let mut each = |name: &str, help: &str, kind: MetricType, value: &dyn Fn(&WorkerView) -> u64| {
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for worker in &view {
+                let labels = WorkerLabels { worker: worker.worker };
+                let mut metric = family.encode_family(&labels)?;
+                match kind {
+                    MetricType::Counter => metric.encode_counter::<NoLabelSet, _, u64>(&value(worker), None)?,
+                    _ => metric.encode_gauge(&i64::try_from(value(worker)).unwrap_or(i64::MAX))?,
+                }
+            }
+            Ok(())
+        };
+        each("worker_connections", "Open connections of each worker", MetricType::Gauge, &|view| view.connections)?;
+        each("worker_sessions", "Open sessions of each worker", MetricType::Gauge, &|view| view.sessions)?;
+        each("worker_pending", "Tasks that are woken and not yet polled", MetricType::Gauge, &|view| view.pending)?;
+        each("worker_hung", "1 while the loop of the worker stands still", MetricType::Gauge, &|view| {
+            (view.state == "hung").into()
+        })?;
+        each("worker_selected", "1 while new connections are directed to the worker", MetricType::Gauge, &|view| {
+            view.is_selected.into()
+        })?;
+        each("worker_selections", "Runs of the scheduler", MetricType::Counter, &|view| view.selections)?;
+        let mut histograms = |name: &str, help: &str, unit: Option<&Unit>, of: fn(&TurnCounts) -> (&Histogram, f64)| {
+            let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Histogram)?;
+            for (worker, counts) in self.turns.iter().enumerate() {
+                let (histogram, scale) = of(counts);
+                family.encode_family(&WorkerLabels { worker })?.encode_histogram::<NoLabelSet>(
+                    histogram.sum() as f64 * scale,
+                    histogram.count(),
+                    &buckets(histogram, scale),
+                    None,
+                )?;
+            }
+            Ok(())
+        };
+        histograms("worker_turn_events", "Polled tasks of each turn of the loop", None, |counts| {
+            (&counts.events, 1.0)
+        })?;
+        histograms("worker_turn", "Duration of each turn of the loop", Some(&Unit::Seconds), |counts| {
+            (&counts.micros, 1e-6)
+        })
+    }
+}
+
+/// The upper bound and the count of each class.
+fn buckets(histogram: &Histogram, scale: f64) -> Vec<(f64, u64)> {
+    let counts = histogram.counts().into_iter().enumerate();
+    let bound = |class: usize| if class + 1 == CLASSES { f64::MAX } else { ((1_u64 << class) - 1) as f64 * scale };
+    counts.map(|(class, count)| (bound(class), count)).collect()
+}
