@@ -49,6 +49,9 @@ pub(crate) struct WorkersOptions {
     /// Only cells whose name contains this.
     #[arg(long, default_value = "")]
     cell: String,
+    /// Settings of Hermes for `dispatch`, such as `connections-offset: 20`.
+    #[arg(long, default_value = "")]
+    settings: String,
     /// Directory for logs and configurations, kept afterwards.
     #[arg(long)]
     keep: Option<PathBuf>,
@@ -165,7 +168,7 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
                         namespace: &namespace,
                         workers: options.workers,
                         listeners: case.listeners,
-                        settings: "",
+                        settings: &options.settings,
                     };
                     eprintln!("round {} of {}: {cell}: {name}", round + 1, options.rounds);
                     let figures = all.entry(cell.clone()).or_default().entry(name.clone()).or_default();
@@ -191,7 +194,16 @@ fn measure(
     rate: f64,
     figures: &mut Figures,
 ) -> Result<()> {
-    let Some(proxy) = place.start(contender)? else { return Ok(()) };
+    // Not every version of HAProxy knows every mode.
+    let proxy = match place.start(contender) {
+        Ok(Some(proxy)) => proxy,
+        Ok(None) => return Ok(()),
+        Err(error) if matches!(contender, Contender::HaProxy(_)) => {
+            eprintln!("!!! {} IS LEFT OUT: {error:#}", contender.name());
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
     let load = Load::Arrivals {
         addresses: place.ports().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))).collect(),
         rate,

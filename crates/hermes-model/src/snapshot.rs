@@ -135,6 +135,8 @@ pub struct Dispatch {
     pub connections_offset: u16,
     /// The same for pending tasks.
     pub pending_offset: u16,
+    /// Number of workers that share the connections to a destination. `None`: all of them, in groups of 64.
+    pub locality: Option<u16>,
 }
 
 /// How a worker is chosen for a new connection.

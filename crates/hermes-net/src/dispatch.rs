@@ -15,10 +15,12 @@ pub mod scheduler;
 mod table;
 
 pub use exclusive::ExclusiveListener;
-pub use table::{MAX_WORKERS, Table, WorkerRow, now};
+pub use table::{Groups, MAX_WORKERS, Table, WorkerRow, now};
 
 use assembler::Instruction;
 use bpf::{LruMap, Program, SocketArray};
+use program::Build;
+use socket2::SockRef;
 
 /// How the kernel chooses the worker of a new connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,21 +68,25 @@ impl Dispatcher {
         }
         let first_ids = LruMap::new(FIRST_IDS)?;
         let ids = bpf::number(first_ids.as_fd());
-        Self::with(table, sockets, Some(first_ids), |table, sockets| program::quic::program(table, sockets, ids, tag))
+        Self::with(table, sockets, Some(first_ids), |build| program::quic::program(build, ids, tag))
     }
 
     fn with<S: AsFd>(
         table: &Table,
         sockets: &[S],
         first_ids: Option<LruMap>,
-        build: impl Fn(u32, u32) -> Option<Vec<Instruction>>,
+        write: impl Fn(&Build) -> Option<Vec<Instruction>>,
     ) -> io::Result<Self> {
         let map = table.map().ok_or_else(|| io::Error::other("the kernel does not read this table"))?;
-        let array = SocketArray::new(MAX_WORKERS)?;
-        for (worker, socket) in sockets.iter().enumerate().take(MAX_WORKERS) {
+        let Groups { count, size, .. } = table.groups();
+        let array = SocketArray::new(count * size)?;
+        for (worker, socket) in sockets.iter().enumerate().take(count * size) {
             array.set(worker, socket.as_fd())?;
         }
-        let instructions = build(bpf::number(map), bpf::number(array.as_fd()));
+        let port = sockets.first().map(|first| SockRef::from(first).local_addr()).transpose()?;
+        let port = port.and_then(|address| address.as_socket()).map_or(0, |address| address.port());
+        let (map, sockets_map) = (bpf::number(map), bpf::number(array.as_fd()));
+        let instructions = write(&Build { table: map, sockets: sockets_map, groups: table.groups(), port });
         let instructions = instructions.ok_or_else(|| io::Error::other("a jump of the program leads too far"))?;
         let program = Program::load(&instructions)?;
         if let Some(first) = sockets.first() {

@@ -66,6 +66,8 @@ struct Prepared {
     queues: Vec<Vec<Share>>,
     for_worker: Vec<Vec<ListeningSocket>>,
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
+    /// Workers that broke, and get their listeners again.
+    lost: Vec<usize>,
 }
 
 /// A running node.
@@ -158,12 +160,13 @@ impl Node {
     pub async fn start(snapshot: Arc<Snapshot>, inherited: Vec<LabelledFd>) -> Result<Self, Vec<BuildError>> {
         let fault =
             |path: &str, error: std::io::Error| vec![BuildError { path: path.to_owned(), reason: error.to_string() }];
-        let shared = Arc::new(Shared::new(snapshot.workers.unwrap_or_else(cores)));
+        let count = snapshot.workers.unwrap_or_else(cores);
+        let shared = Arc::new(Shared::with_groups(count, dispatch::groups(&snapshot.dispatch, count)));
         let lost = shared.metrics.records_lost.clone();
         let log = LogWriter::start(snapshot.access_log.clone(), lost).map_err(|error| fault("access-log", error))?;
         let generation = Arc::new(Generation::build(snapshot, None)?);
         let (services, channels) = (Arc::<Services>::default(), Arc::<Channels>::default());
-        let count = shared.workers;
+        let current = Arc::new(ArcSwap::new(generation.clone()));
         let mut workers = Vec::with_capacity(count);
         for number in 0..count {
             let start = |commands, messages| Start {
@@ -171,7 +174,7 @@ impl Node {
                 shared: shared.clone(),
                 services: services.clone(),
                 channels: channels.clone(),
-                generation: generation.clone(),
+                current: current.clone(),
                 log: log.sender(),
                 commands,
                 messages,
@@ -190,7 +193,7 @@ impl Node {
             channels,
             log,
             workers,
-            current: Arc::new(ArcSwap::new(generation.clone())),
+            current,
             sockets: HashMap::new(),
             diversion: None,
             bound: HashMap::new(),
@@ -254,16 +257,16 @@ impl Node {
         self.run(self.current.load_full()).await
     }
 
-    /// Waits until a device of this node was deleted: see [`Node::restore_devices`].
-    pub async fn device_lost(&self) {
-        self.shared.device_lost.notified().await;
+    /// Waits until a device of this node was deleted or a worker broke: see [`Node::restore`].
+    pub async fn something_lost(&self) {
+        self.shared.something_lost.notified().await;
     }
 
-    /// Creates deleted devices again.
+    /// Creates deleted devices again, and gives workers that broke their listeners.
     ///
     /// # Errors
     /// The devices that could not be created. Everything else continues.
-    pub async fn restore_devices(&mut self) -> Result<(), Vec<BuildError>> {
+    pub async fn restore(&mut self) -> Result<(), Vec<BuildError>> {
         self.run(self.current.load_full()).await
     }
 
@@ -314,7 +317,8 @@ impl Node {
         // Set before new listeners bind, and again with their actual addresses.
         self.guard_addresses(&generation);
         let prepared = self.prepare(&generation).inspect_err(|_| self.undo_devices())?;
-        let Prepared { opened, made, queues, for_worker, bound } = prepared;
+        let Prepared { opened, made, queues, for_worker, bound, lost } = prepared;
+        self.shared.found_workers(&lost);
         // No step after this can fail.
         self.services.custody.follow(&generation.snapshot);
         self.services.relays.follow(&generation.snapshot);
@@ -356,6 +360,7 @@ impl Node {
         let opened = if self.closed { HashMap::new() } else { self.open_sockets(&generation.snapshot)? };
         let mut for_worker: Vec<Vec<ListeningSocket>> = self.workers.iter().map(|_| Vec::new()).collect();
         let mut bound = HashMap::new();
+        let lost = self.shared.lost_workers();
         let dispatch = generation.snapshot.dispatch.mode;
         let keys = listeners.iter().flat_map(|one| SocketKey::all_of(one, dispatch).map(move |key| (one, key)));
         for (listener, key) in keys {
@@ -363,15 +368,16 @@ impl Node {
                 continue;
             }
             let place = (listener.name.clone(), key.transport);
-            if self.bound.get(&place) != Some(&key) {
-                let sockets = self.sockets.get(&key).or_else(|| opened.get(&key)).map(Vec::as_slice);
-                deal(sockets.unwrap_or_default(), &listener.name, key.transport, &mut for_worker)?;
-            }
+            let is_new = self.bound.get(&place) != Some(&key);
+            let sockets = self.sockets.get(&key).or_else(|| opened.get(&key)).map(Vec::as_slice);
+            deal(sockets.unwrap_or_default(), &listener.name, key.transport, &mut for_worker, |worker| {
+                is_new || lost.contains(&worker)
+            })?;
             bound.insert(place, key);
         }
         // Devices come last: this step undoes its own changes on failure, and no later one could undo them.
         let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
-        Ok(Prepared { opened, made, queues, for_worker, bound })
+        Ok(Prepared { opened, made, queues, for_worker, bound, lost })
     }
 
     /// The actual addresses of the listeners.
@@ -435,7 +441,7 @@ fn start_worker(
     let (messages, message_receiver) = mpsc::channel(COMMAND_QUEUE);
     let start = start(command_receiver, message_receiver);
     let thread = std::thread::Builder::new().name(format!("worker-{}", start.number)).spawn(move || {
-        if start.generation.snapshot.identity.is_some() {
+        if start.current.load().snapshot.identity.is_some() {
             hermes_net::tls::warm_up();
         }
         if let Err(error) = worker_loop::run(start) {
@@ -456,3 +462,6 @@ fn introduce(workers: &[WorkerHandle], shared: &Shared, channels: &Channels) {
         }
     });
 }
+
+#[cfg(test)]
+mod tests;

@@ -485,7 +485,7 @@ impl Restoration {
     /// Waits until a restoration is due. Cancel-safe.
     async fn due(&mut self, node: &Node) {
         if !self.is_wanted {
-            node.device_lost().await;
+            node.something_lost().await;
             // The node reports each loss once, so it is noted here.
             self.is_wanted = true;
         }
@@ -494,9 +494,9 @@ impl Restoration {
 
     async fn restore(&mut self, config: &Path, node: &mut Node) {
         let pause = self.pace.begin();
-        self.is_wanted = match node.restore_devices().await {
+        self.is_wanted = match node.restore().await {
             Ok(()) => {
-                tracing::info!("deleted or unavailable devices work again");
+                tracing::info!("deleted devices and broken workers are restored");
                 false
             }
             Err(faults) => {

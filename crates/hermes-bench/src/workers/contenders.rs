@@ -59,7 +59,7 @@ pub(super) struct Place<'a> {
     pub(super) namespace: &'a Namespace,
     pub(super) workers: usize,
     pub(super) listeners: u16,
-    /// Lines for the document of Hermes.
+    /// Settings of `dispatch`, such as `connections-offset: 20`.
     pub(super) settings: &'a str,
 }
 
@@ -102,7 +102,7 @@ impl Place<'_> {
             .map(|port| format!("- {{name: l{port}, bind: '127.0.0.1:{port}', protocol: http}}\n"))
             .collect();
         format!(
-            "node: bench\nworkers: {}\ndispatch: {mode}\naccess-log: off\nadmin: '127.0.0.1:{ADMIN}'\n{}\
+            "node: bench\nworkers: {}\ndispatch: {{mode: {mode}, {}}}\naccess-log: off\nadmin: '127.0.0.1:{ADMIN}'\n\
              limits: {{connections: 20000}}\n\
              listeners:\n{listeners}routes:\n- {{name: all, match: {{path: '/*'}}, respond: {{status: 200, body: \"ok\\n\"}}}}\n",
             self.workers, self.settings
@@ -112,7 +112,7 @@ impl Place<'_> {
     fn haproxy(&self, mode: &str) -> String {
         let binds: String = self.ports().map(|port| format!("  bind 127.0.0.1:{port}\n")).collect();
         format!(
-            "global\n  nbthread {}\n  maxconn 20000\n  tune.listener.multi-queue {mode}\ndefaults\n  mode http\n  \
+            "global\n  nbthread {}\n  maxconn 8000\n  tune.listener.multi-queue {mode}\ndefaults\n  mode http\n  \
              timeout connect 5s\n  timeout client 75s\n  timeout server 75s\nfrontend web\n{binds}  \
              http-request return status 200 content-type text/plain string \"ok\\n\"\n",
             self.workers

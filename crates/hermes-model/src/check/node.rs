@@ -74,6 +74,10 @@ fn admin(head: &Document, report: &mut Report) -> Option<std::net::SocketAddr> {
 const PERCENT: RangeInclusive<u16> = 0..=1000;
 
 fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
+    let locality = section.locality;
+    if locality.is_some_and(|size| !(1..=64).contains(&size)) {
+        report.problem("dispatch.locality", "out of range; use 1 to 64 workers");
+    }
     let mut percent = |key: &str, value: Option<u16>, default: u16| {
         let value = value.unwrap_or(default);
         if !PERCENT.contains(&value) {
@@ -85,6 +89,7 @@ fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
     };
     Dispatch {
         mode: section.mode,
+        locality,
         session_weight: percent("session-weight", section.session_weight, 100),
         connections_offset: percent("connections-offset", section.connections_offset, 50),
         pending_offset: percent("pending-offset", section.pending_offset, 50),

@@ -22,6 +22,8 @@ pub struct DispatchSection {
     pub connections_offset: Option<u16>,
     /// The same for pending tasks.
     pub pending_offset: Option<u16>,
+    /// Number of workers that share the connections to a destination.
+    pub locality: Option<u16>,
 }
 
 /// The section as a map.
@@ -38,15 +40,17 @@ struct Whole {
     connections_offset: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pending_offset: Option<u16>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    locality: Option<u16>,
 }
 
 impl Serialize for DispatchSection {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { mode, hung_after, session_weight, connections_offset, pending_offset } = *self;
+        let Self { mode, hung_after, session_weight, connections_offset, pending_offset, locality } = *self;
         if *self == (Self { mode, ..Self::default() }) {
             return mode.serialize(serializer);
         }
-        Whole { mode, hung_after, session_weight, connections_offset, pending_offset }.serialize(serializer)
+        Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality }.serialize(serializer)
     }
 }
 
@@ -72,7 +76,7 @@ impl<'de> Visitor<'de> for DispatchVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<DispatchSection, A::Error> {
         let whole = Whole::deserialize(MapAccessDeserializer::new(map))?;
-        let Whole { mode, hung_after, session_weight, connections_offset, pending_offset } = whole;
-        Ok(DispatchSection { mode, hung_after, session_weight, connections_offset, pending_offset })
+        let Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality } = whole;
+        Ok(DispatchSection { mode, hung_after, session_weight, connections_offset, pending_offset, locality })
     }
 }

@@ -21,7 +21,8 @@ pub(super) enum Register {
     R2,
     R3,
     R4,
-    R6 = 6,
+    R5,
+    R6,
     R7,
     R8,
     R9,
@@ -40,8 +41,6 @@ pub(super) enum Operation {
     Modulo = 0x90,
     Xor = 0xa0,
     Move = 0xb0,
-    /// Keeps the sign.
-    ShiftArithmetic = 0xc0,
 }
 
 /// When a jump is taken.
@@ -191,8 +190,7 @@ impl Assembler {
 
 impl Register {
     fn number(self) -> u8 {
-        // The enumeration has no R5, and names R10 by what it is.
-        if self == Self::Stack { 10 } else { self as u8 }
+        self as u8
     }
 }
 

@@ -72,7 +72,7 @@ struct ProgramLoad {
     attach_type: u32,
 }
 
-/// A map with one entry, whose memory the process and the kernel share.
+/// An array whose memory the process and the kernel share.
 pub(super) struct SharedMap {
     fd: OwnedFd,
     memory: NonNull<u8>,
@@ -87,16 +87,17 @@ unsafe impl Send for SharedMap {}
 unsafe impl Sync for SharedMap {}
 
 impl SharedMap {
-    /// Makes a map of at least `bytes`, all zero.
+    /// Makes a map of `count` elements of `bytes`, a multiple of 8, all zero.
     ///
     /// # Errors
     /// The kernel denies it, or it is older than Linux 5.5.
     #[allow(unsafe_code)]
-    pub(super) fn new(bytes: usize) -> io::Result<Self> {
+    pub(super) fn new(bytes: usize, count: usize) -> io::Result<Self> {
         let value_size = u32::try_from(bytes).map_err(io::Error::other)?;
-        let shape =
-            MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries: 1, flags: BPF_F_MMAPABLE };
+        let max_entries = u32::try_from(count).map_err(io::Error::other)?;
+        let shape = MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags: BPF_F_MMAPABLE };
         let fd = descriptor(BPF_MAP_CREATE, &shape)?;
+        let bytes = bytes * count;
         // SAFETY: a new mapping of a descriptor that is open; the kernel chooses the place.
         let memory = unsafe {
             libc::mmap(null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, fd.as_raw_fd(), 0)

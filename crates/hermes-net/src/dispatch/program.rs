@@ -8,13 +8,24 @@
 pub(super) mod quic;
 
 use super::assembler::{Assembler, Condition, Instruction, Label, Operation, Register};
-use super::table::offset;
+use super::table::{Groups, offset};
 
 /// linux/bpf.h: `struct sk_reuseport_md`.
+const CONTEXT_PROTOCOL: i16 = 20;
 const CONTEXT_HASH: i16 = 32;
+/// IEEE 802: the type of a frame with IPv6.
+const ETHERTYPE_V6: u16 = 0x86dd;
+/// The last four bytes of the destination in the headers of IP.
+const DESTINATION_V4: i32 = 16;
+const DESTINATION_V6: i32 = 36;
+/// linux/bpf.h: `BPF_HDR_START_NET`.
+const FROM_NETWORK_HEADER: i32 = 1;
+/// From the golden ratio (Knuth).
+const HASH_MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 /// linux/bpf.h: `___BPF_FUNC_MAPPER`.
 const MAP_LOOKUP_ELEM: i32 = 1;
 const KTIME_GET_NS: i32 = 5;
+const LOAD_BYTES_RELATIVE: i32 = 68;
 const SK_SELECT_REUSEPORT: i32 = 82;
 /// linux/bpf.h: `enum sk_action`. Without a selected socket, the kernel hashes.
 const SK_PASS: i32 = 1;
@@ -30,27 +41,87 @@ const NIBBLES: i16 = -32;
 const BYTES: i16 = -40;
 const HALFWORDS: i16 = -48;
 const WORDS: i16 = -56;
+/// The number of the first worker in the group.
+const FIRST: i16 = -64;
 
-/// Builds the program for a listener over TCP. Both maps are given by their descriptors.
-pub(super) fn tcp(table: u32, sockets: u32) -> Option<Vec<Instruction>> {
+/// The maps of a program by their descriptors, and what it is built for.
+#[derive(Clone, Copy)]
+pub(super) struct Build {
+    pub(super) table: u32,
+    pub(super) sockets: u32,
+    pub(super) groups: Groups,
+    /// The port of the listener.
+    pub(super) port: u16,
+}
+
+/// Builds the program for a listener over TCP.
+pub(super) fn tcp(build: &Build) -> Option<Vec<Instruction>> {
     let mut code = Assembler::default();
     let (fallback, chosen) = (code.label(), code.label());
-    begin(&mut code, table, fallback);
-    choose(&mut code, sockets, fallback, chosen);
+    begin(&mut code, build, fallback)?;
+    choose(&mut code, build, fallback, chosen);
     code.set(fallback);
     code.set(chosen);
     end(&mut code);
     code.finish()
 }
 
-/// Keeps the context in R6, the table in R7, and the hash in R8.
-fn begin(code: &mut Assembler, table: u32, fallback: Label) {
-    use Register::{R0, R1, R6, R7, R8};
+/// Keeps the context in R6, the group of the connection in R7, and the hash in R8.
+fn begin(code: &mut Assembler, build: &Build, fallback: Label) -> Option<()> {
+    use Register::{R0, R1, R2, R6, R7, R8, Stack};
     code.with_register(Operation::Move, R6, R1);
-    lookup(code, table);
+    code.load_32(R8, R6, CONTEXT_HASH);
+    let Groups { count, size, by_destination } = build.groups;
+    if count == 1 {
+        code.with_constant(Operation::Move, R2, 0);
+    } else if by_destination {
+        hash_destination(code, build.port, fallback);
+        code.with_constant(Operation::Mul, R2, i32::try_from(count).ok()?);
+        code.with_constant(Operation::ShiftRight, R2, 32);
+    } else {
+        // The hash is a fraction of 32 bits: the integer part of its product is the group, and the rest hashes within the group.
+        code.with_constant(Operation::Mul, R8, i32::try_from(count).ok()?);
+        code.with_register(Operation::Move, R2, R8);
+        code.with_constant(Operation::ShiftRight, R2, 32);
+        code.with_constant(Operation::ShiftLeft, R8, 32);
+        code.with_constant(Operation::ShiftRight, R8, 32);
+    }
+    code.store_32(Stack, KEY, R2);
+    code.with_constant(Operation::Mul, R2, i32::try_from(size).ok()?);
+    code.store_64(Stack, FIRST, R2);
+    lookup(code, build.table);
     code.jump_if(Condition::Equal, R0, 0, fallback);
     code.with_register(Operation::Move, R7, R0);
-    code.load_32(R8, R6, CONTEXT_HASH);
+    Some(())
+}
+
+/// Puts a hash of 32 bits into R2: of the port, and of the last four bytes of the destination address.
+fn hash_destination(code: &mut Assembler, port: u16, fallback: Label) {
+    use Register::{R0, R1, R2, R3, R4, R5, R6, Stack};
+    let (v6, ready) = (code.label(), code.label());
+    code.load_32(R1, R6, CONTEXT_PROTOCOL);
+    code.with_constant(Operation::Move, R2, DESTINATION_V4);
+    code.jump_if(Condition::Equal, R1, i32::from(ETHERTYPE_V6.to_be()), v6);
+    code.jump(ready);
+    code.set(v6);
+    code.with_constant(Operation::Move, R2, DESTINATION_V6);
+    code.set(ready);
+    code.with_register(Operation::Move, R1, R6);
+    code.with_register(Operation::Move, R3, Stack);
+    code.with_constant(Operation::Add, R3, i32::from(POSITION));
+    code.with_constant(Operation::Move, R4, 4);
+    code.with_constant(Operation::Move, R5, FROM_NETWORK_HEADER);
+    code.call(LOAD_BYTES_RELATIVE);
+    code.jump_if(Condition::NotEqual, R0, 0, fallback);
+    code.load_32(R2, Stack, POSITION);
+    code.load_constant(R1, u64::from(port) << 16);
+    code.with_register(Operation::Xor, R2, R1);
+    code.load_constant(R1, HASH_MULTIPLIER);
+    code.with_register(Operation::Mul, R2, R1);
+    // The middle bits depend on all of the address.
+    code.with_constant(Operation::ShiftRight, R2, 16);
+    code.with_constant(Operation::ShiftLeft, R2, 32);
+    code.with_constant(Operation::ShiftRight, R2, 32);
 }
 
 fn end(code: &mut Assembler) {
@@ -59,7 +130,7 @@ fn end(code: &mut Assembler) {
 }
 
 /// Selects a socket by the mode, and goes to `chosen` with its number on the stack. Without a choice, goes to `fallback`.
-fn choose(code: &mut Assembler, sockets: u32, fallback: Label, chosen: Label) {
+fn choose(code: &mut Assembler, build: &Build, fallback: Label, chosen: Label) {
     use Register::{R0, R1, R2, R7, R9, Stack};
     let (round_robin, first, others, only) = (code.label(), code.label(), code.label(), code.label());
     code.load_64(R1, R7, offset::MODE);
@@ -67,25 +138,27 @@ fn choose(code: &mut Assembler, sockets: u32, fallback: Label, chosen: Label) {
     code.jump_if(Condition::Equal, R1, super::Mode::First as i32, first);
     code.jump_if(Condition::NotEqual, R1, super::Mode::Directed as i32, fallback);
     code.load_64(R9, R7, offset::SELECTED);
-    pick_that_turns(code, sockets, others, chosen);
+    pick_that_turns(code, build.sockets, others, chosen);
     code.set(others);
     // Those that turn, but have more to do than others.
     code.load_64(R9, R7, offset::ALL);
     code.load_64(R1, R7, offset::SELECTED);
     code.with_register(Operation::Xor, R9, R1);
-    pick_that_turns(code, sockets, fallback, chosen);
+    pick_that_turns(code, build.sockets, fallback, chosen);
     code.set(round_robin);
     code.with_constant(Operation::Move, R1, 1);
     code.fetch_and_add(R7, offset::COUNTER, R1);
     code.load_64(R2, R7, offset::WORKERS);
     code.with_register(Operation::Modulo, R1, R2);
+    code.load_64(R2, Stack, FIRST);
+    code.with_register(Operation::Add, R1, R2);
     code.store_32(Stack, KEY, R1);
     code.jump(only);
     code.set(first);
     code.with_constant(Operation::Move, R1, 0);
     code.store_32(Stack, KEY, R1);
     code.set(only);
-    select(code, sockets);
+    select(code, build.sockets);
     code.jump_if(Condition::Equal, R0, 0, chosen);
     code.jump(fallback);
 }
@@ -98,7 +171,9 @@ fn pick_that_turns(code: &mut Assembler, sockets: u32, none: Label, chosen: Labe
         code.jump_if(Condition::Equal, R9, 0, none);
         pick(code);
         code.store_64(Stack, POSITION, R0);
-        code.store_32(Stack, KEY, R0);
+        code.load_64(R1, Stack, FIRST);
+        code.with_register(Operation::Add, R1, R0);
+        code.store_32(Stack, KEY, R1);
         // The row of the worker.
         code.with_constant(Operation::ShiftLeft, R0, offset::ROW_SHIFT);
         code.with_register(Operation::Add, R0, R7);
@@ -125,11 +200,9 @@ fn pick_that_turns(code: &mut Assembler, sockets: u32, none: Label, chosen: Labe
     code.jump(none);
 }
 
-/// Puts the address of the table into R0, or 0.
+/// Puts the address of the group whose number is on the stack into R0, or 0.
 fn lookup(code: &mut Assembler, table: u32) {
     use Register::{R1, R2, Stack};
-    code.with_constant(Operation::Move, R1, 0);
-    code.store_32(Stack, KEY, R1);
     code.load_map(R1, table);
     code.with_register(Operation::Move, R2, Stack);
     code.with_constant(Operation::Add, R2, i32::from(KEY));
@@ -188,22 +261,22 @@ fn pick(code: &mut Assembler) {
     code.with_register(Operation::Mul, R3, R8);
     code.with_constant(Operation::ShiftRight, R3, 32);
     code.with_constant(Operation::Move, R0, 0);
-    let fields = [(Some(WORDS), 0xff, 32), (Some(HALFWORDS), 0xff, 16), (Some(BYTES), 0xff, 8)];
-    for (place, mask, width) in fields.into_iter().chain([(Some(NIBBLES), 0xf, 4), (Some(PAIRS), 3, 2), (None, 1, 1)]) {
+    let fields = [(Some(WORDS), 0xff, 5), (Some(HALFWORDS), 0xff, 4), (Some(BYTES), 0xff, 3)];
+    for (place, mask, width) in fields.into_iter().chain([(Some(NIBBLES), 0xf, 2), (Some(PAIRS), 3, 1), (None, 1, 0)]) {
         match place {
             Some(place) => code.load_64(R1, Stack, place),
             None => code.with_register(Operation::Move, R1, R9),
         }
         code.with_register(Operation::ShiftRight, R1, R0);
         code.with_constant(Operation::And, R1, mask);
-        // R4: all ones if the rank is beyond these bits, or else 0.
+        // R4: 1 if the rank is beyond these bits, or else 0. The verifier would follow both values of an arithmetic shift's mask.
         code.with_register(Operation::Move, R4, R1);
         code.with_constant(Operation::Sub, R4, 1);
         code.with_register(Operation::Sub, R4, R3);
-        code.with_constant(Operation::ShiftArithmetic, R4, 63);
-        code.with_register(Operation::And, R1, R4);
+        code.with_constant(Operation::ShiftRight, R4, 63);
+        code.with_register(Operation::Mul, R1, R4);
         code.with_register(Operation::Sub, R3, R1);
-        code.with_constant(Operation::And, R4, width);
+        code.with_constant(Operation::ShiftLeft, R4, width);
         code.with_register(Operation::Add, R0, R4);
     }
 }
@@ -214,6 +287,8 @@ pub(super) fn pick_alone(table: u32) -> Option<Vec<Instruction>> {
     use Register::{R0, R7, R8, R9};
     let mut code = Assembler::default();
     let end = code.label();
+    code.with_constant(Operation::Move, R0, 0);
+    code.store_32(Register::Stack, KEY, R0);
     lookup(&mut code, table);
     code.jump_if(Condition::Equal, R0, 0, end);
     code.with_register(Operation::Move, R7, R0);

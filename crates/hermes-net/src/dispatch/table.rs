@@ -14,7 +14,7 @@ use super::Mode;
 use super::bpf::SharedMap;
 use super::scheduler::{Parameters, Selection, Status, select};
 
-/// The most workers of a table: those that a selection of 64 bits has room for.
+/// The most workers of a group: those that a selection of 64 bits has room for.
 pub const MAX_WORKERS: usize = 64;
 
 /// Offsets of the fields that the program reads, in bytes.
@@ -43,6 +43,7 @@ struct Row {
     sessions: AtomicU64,
 }
 
+/// A group of workers.
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct Memory {
@@ -78,45 +79,112 @@ impl Memory {
     }
 }
 
+impl Memory {
+    fn parameters(&self) -> Parameters {
+        Parameters {
+            hung_after: Duration::from_nanos(self.hung_after.load(Relaxed)),
+            session_weight: f64::from_bits(self.session_weight.load(Relaxed)),
+            connections_offset: f64::from_bits(self.connections_offset.load(Relaxed)),
+            pending_offset: f64::from_bits(self.pending_offset.load(Relaxed)),
+        }
+    }
+
+    fn publish(&self, selection: &Selection) {
+        // All workers of the group write here: one that changes nothing leaves the cache line to the others.
+        if self.selected.load(Relaxed) != selection.workers {
+            self.selected.store(selection.workers, Relaxed);
+        }
+    }
+}
+
+impl Row {
+    fn status(&self) -> Status {
+        Status {
+            turned: Duration::from_nanos(self.turned.load(Relaxed)),
+            is_parked: self.parked.load(Relaxed) != 0,
+            pending: self.pending.load(Relaxed),
+            connections: self.connections.load(Relaxed),
+            sessions: self.sessions.load(Relaxed),
+        }
+    }
+}
+
+/// How workers form groups. A connection is hashed to a group; its worker is one of that group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of groups.
+    pub count: usize,
+    /// Number of workers in a group. The last one may have fewer.
+    pub size: usize,
+    /// The destination decides on the group, and not the addresses of both sides: connections to one service share few workers, and
+    /// their caches (paper 003, Figure A6).
+    pub by_destination: bool,
+}
+
+impl Groups {
+    /// Divides workers into as few groups as possible, of about the same size.
+    pub fn of(workers: usize) -> Self {
+        Self { by_destination: false, ..Self::divide(workers, MAX_WORKERS) }
+    }
+
+    /// Divides workers into groups of at most `size`, to which destinations are hashed.
+    pub fn by_destination(workers: usize, size: usize) -> Self {
+        Self { by_destination: true, ..Self::divide(workers, size.clamp(1, MAX_WORKERS)) }
+    }
+
+    fn divide(workers: usize, most: usize) -> Self {
+        let count = workers.max(1).div_ceil(most);
+        Self { count, size: workers.max(1).div_ceil(count), by_destination: false }
+    }
+}
+
 /// The table. With privileges, the kernel reads it too.
 pub struct Table {
     memory: Place,
+    groups: Groups,
+    workers: usize,
 }
 
 enum Place {
-    Private(Box<Memory>),
+    Private(Box<[Memory]>),
     Shared(SharedMap),
 }
 
 impl Table {
     /// Makes a table that only this process reads.
-    pub fn private(workers: usize) -> Self {
-        Self { memory: Place::Private(Box::new(Memory::new())) }.with_workers(workers)
+    pub fn private(workers: usize, groups: Groups) -> Self {
+        let memory = std::iter::repeat_with(Memory::new).take(groups.count).collect();
+        Self { memory: Place::Private(memory), groups, workers }.prepared()
     }
 
     /// Makes a table that programs in the kernel read.
     ///
     /// # Errors
     /// The process has no CAP_BPF, or the kernel is older than Linux 5.5.
-    pub fn shared(workers: usize) -> io::Result<Self> {
-        Ok(Self { memory: Place::Shared(SharedMap::new(size_of::<Memory>())?) }.with_workers(workers))
+    pub fn shared(workers: usize, groups: Groups) -> io::Result<Self> {
+        let map = SharedMap::new(size_of::<Memory>(), groups.count)?;
+        Ok(Self { memory: Place::Shared(map), groups, workers }.prepared())
     }
 
-    fn with_workers(self, workers: usize) -> Self {
-        let workers = workers.clamp(1, MAX_WORKERS);
-        self.memory().workers.store(workers as u64, Relaxed);
-        self.memory().all.store(u64::MAX >> (MAX_WORKERS - workers), Relaxed);
+    fn prepared(self) -> Self {
+        for (number, group) in self.memory().iter().enumerate() {
+            let workers = self.workers.saturating_sub(number * self.groups.size).clamp(1, self.groups.size);
+            group.workers.store(workers as u64, Relaxed);
+            group.all.store(u64::MAX >> (MAX_WORKERS - workers), Relaxed);
+        }
         self.set_parameters(&Parameters::default());
         self
     }
 
     #[allow(unsafe_code)]
-    fn memory(&self) -> &Memory {
+    fn memory(&self) -> &[Memory] {
         match &self.memory {
             Place::Private(memory) => memory,
-            // SAFETY: the map is as large as `Memory`, begins at a page, and lives as long as `self`. It consists of atomics alone, for
-            // which all bytes are valid, and the kernel writes one of them by an atomic addition.
-            Place::Shared(map) => unsafe { map.memory().cast::<Memory>().as_ref() },
+            // SAFETY: the map has this many elements as large as `Memory`, begins at a page, and lives as long as `self`. It consists of
+            // atomics alone, for which all bytes are valid, and the kernel writes one of them by an atomic addition.
+            Place::Shared(map) => unsafe {
+                std::slice::from_raw_parts(map.memory().cast::<Memory>().as_ptr(), self.groups.count)
+            },
         }
     }
 
@@ -128,86 +196,76 @@ impl Table {
         }
     }
 
-    /// The number of workers.
-    pub fn workers(&self) -> usize {
-        usize::try_from(self.memory().workers.load(Relaxed)).unwrap_or_default().min(MAX_WORKERS)
+    /// How the workers form groups.
+    pub fn groups(&self) -> Groups {
+        self.groups
+    }
+
+    /// The group of a worker, and the worker's number within it.
+    fn group_of(&self, worker: usize) -> (&Memory, usize) {
+        let number = (worker / self.groups.size).min(self.groups.count - 1);
+        (&self.memory()[number], worker % self.groups.size)
     }
 
     /// The row of a worker.
     pub fn row(&self, worker: usize) -> WorkerRow<'_> {
-        WorkerRow { row: &self.memory().rows[worker % MAX_WORKERS] }
+        let (group, number) = self.group_of(worker);
+        WorkerRow { row: &group.rows[number] }
     }
 
     /// The status of each worker.
     pub fn statuses(&self) -> impl Iterator<Item = Status> {
-        self.memory().rows[..self.workers()].iter().map(|row| Status {
-            turned: Duration::from_nanos(row.turned.load(Relaxed)),
-            is_parked: row.parked.load(Relaxed) != 0,
-            pending: row.pending.load(Relaxed),
-            connections: row.connections.load(Relaxed),
-            sessions: row.sessions.load(Relaxed),
-        })
+        self.memory().iter().flat_map(|group| group.rows[..self.groups.size].iter().map(Row::status)).take(self.workers)
     }
 
     /// Sets how workers are selected from now on.
     pub fn set_parameters(&self, parameters: &Parameters) {
-        let memory = self.memory();
-        memory.hung_after.store(nanoseconds(parameters.hung_after), Relaxed);
-        memory.session_weight.store(parameters.session_weight.to_bits(), Relaxed);
-        memory.connections_offset.store(parameters.connections_offset.to_bits(), Relaxed);
-        memory.pending_offset.store(parameters.pending_offset.to_bits(), Relaxed);
+        for group in self.memory() {
+            group.hung_after.store(nanoseconds(parameters.hung_after), Relaxed);
+            group.session_weight.store(parameters.session_weight.to_bits(), Relaxed);
+            group.connections_offset.store(parameters.connections_offset.to_bits(), Relaxed);
+            group.pending_offset.store(parameters.pending_offset.to_bits(), Relaxed);
+        }
     }
 
     /// How workers are selected.
     pub fn parameters(&self) -> Parameters {
-        let memory = self.memory();
-        Parameters {
-            hung_after: Duration::from_nanos(memory.hung_after.load(Relaxed)),
-            session_weight: f64::from_bits(memory.session_weight.load(Relaxed)),
-            connections_offset: f64::from_bits(memory.connections_offset.load(Relaxed)),
-            pending_offset: f64::from_bits(memory.pending_offset.load(Relaxed)),
-        }
+        self.memory()[0].parameters()
     }
 
-    /// Selects workers by their status, and publishes the selection.
-    pub fn schedule(&self, now: Duration) -> Selection {
+    /// Selects workers in the group of this one by their status, and publishes the selection.
+    pub fn schedule(&self, worker: usize, now: Duration) {
+        let (group, _) = self.group_of(worker);
         let mut statuses = [Status::default(); MAX_WORKERS];
-        let mut count = 0;
-        for (place, status) in statuses.iter_mut().zip(self.statuses()) {
-            *place = status;
-            count += 1;
+        let count = usize::try_from(group.workers.load(Relaxed)).unwrap_or_default().min(MAX_WORKERS);
+        for (place, row) in statuses.iter_mut().zip(&group.rows[..count]) {
+            *place = row.status();
         }
-        let selection = select(&statuses[..count], now, &self.parameters());
-        self.publish(&selection);
-        selection
+        group.publish(&select(&statuses[..count], now, &group.parameters()));
     }
 
-    /// Tells the kernel which workers get new connections.
-    pub fn publish(&self, selection: &Selection) {
-        let selected = &self.memory().selected;
-        // All workers write here: one that changes nothing leaves the cache line to the others.
-        if selected.load(Relaxed) != selection.workers {
-            selected.store(selection.workers, Relaxed);
-        }
+    /// Tells the kernel which workers of the first group get new connections.
+    #[cfg(test)]
+    pub(super) fn publish(&self, selection: &Selection) {
+        self.memory()[0].publish(selection);
     }
 
-    /// The published selection, one bit for each worker.
-    pub fn selected(&self) -> u64 {
-        self.memory().selected.load(Relaxed)
+    /// True if the worker gets new connections.
+    pub fn is_selected(&self, worker: usize) -> bool {
+        let (group, number) = self.group_of(worker);
+        group.selected.load(Relaxed) >> number & 1 == 1
     }
 
     /// Sets how the kernel chooses.
     pub fn set_mode(&self, mode: Mode) {
-        self.memory().mode.store(mode as u64, Relaxed);
+        self.memory().iter().for_each(|group| group.mode.store(mode as u64, Relaxed));
     }
 
     /// How the kernel chooses, if it reads this table.
     pub fn mode(&self) -> Mode {
-        let mode = self.memory().mode.load(Relaxed);
-        [Mode::Directed, Mode::RoundRobin, Mode::First]
-            .into_iter()
-            .find(|other| *other as u64 == mode)
-            .unwrap_or_default()
+        let mode = self.memory()[0].mode.load(Relaxed);
+        let others = [Mode::Directed, Mode::RoundRobin, Mode::First];
+        others.into_iter().find(|other| *other as u64 == mode).unwrap_or_default()
     }
 }
 
@@ -269,6 +327,21 @@ pub fn now() -> io::Result<Duration> {
 mod tests {
     use super::*;
     use std::mem::offset_of;
+
+    #[test]
+    fn groups_have_about_the_same_size() {
+        for (workers, most, count, size) in
+            [(1, 64, 1, 1), (64, 64, 1, 64), (65, 64, 2, 33), (1024, 64, 16, 64), (6, 4, 2, 3)]
+        {
+            assert_eq!(Groups::divide(workers, most), Groups { count, size, by_destination: false }, "{workers}");
+        }
+        let table = Table::private(65, Groups::of(65));
+        table.row(64).set_load(7, 0);
+        assert_eq!(table.statuses().count(), 65);
+        assert_eq!(table.statuses().last().map(|last| last.connections), Some(7));
+        table.schedule(64, Duration::ZERO);
+        assert!(table.is_selected(33) && !table.is_selected(64) && !table.is_selected(0));
+    }
 
     #[test]
     fn the_program_reads_where_the_workers_write() {

@@ -10,7 +10,7 @@ use rand::Rng as _;
 
 use super::bpf::{self, Program, SharedMap};
 use super::scheduler::{Parameters, Selection};
-use super::{Dispatcher, Mode, Table, now, program};
+use super::{Dispatcher, Groups, Mode, Table, now, program};
 use crate::{tcp, udp};
 
 /// linux/bpf.h: a program type that the kernel runs for a test, and the command for it.
@@ -40,7 +40,7 @@ fn reference(bits: u64, hash: u32) -> u64 {
 #[test]
 #[ignore = "loads a program into the kernel, as root"]
 fn the_kernel_picks_as_the_reference() {
-    let map = SharedMap::new(64).unwrap();
+    let map = SharedMap::new(64, 1).unwrap();
     let instructions = program::pick_alone(bpf::number(std::os::fd::AsFd::as_fd(&map))).unwrap();
     let program = Program::load_as(BPF_PROG_TYPE_SOCKET_FILTER, 0, &instructions).unwrap();
     let packet = [0_u8; 64];
@@ -89,11 +89,15 @@ struct Workers {
 
 impl Workers {
     fn new(count: usize) -> Self {
+        Self::with(count, Groups::of(count))
+    }
+
+    fn with(count: usize, groups: Groups) -> Self {
         let first = tcp::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let address = first.local_addr().unwrap();
         let sockets: Vec<TcpListener> =
             std::iter::once(first).chain((1..count).map(|_| tcp::listen(address).unwrap())).collect();
-        let table = Table::shared(count).unwrap();
+        let table = Table::shared(count, groups).unwrap();
         table.set_parameters(&Parameters { hung_after: HUNG_AFTER, ..Parameters::default() });
         let dispatcher = Dispatcher::attach(&table, &sockets).unwrap();
         let workers = Self { address, sockets, table, dispatcher };
@@ -209,7 +213,7 @@ impl QuicWorkers {
         let address = first.local_addr().unwrap();
         let sockets: Vec<UdpSocket> =
             std::iter::once(first).chain((1..count).map(|_| udp::listen(address).unwrap())).collect();
-        let table = Table::shared(count).unwrap();
+        let table = Table::shared(count, Groups::of(count)).unwrap();
         let dispatcher = Dispatcher::attach_quic(&table, &sockets, TAG).unwrap();
         (0..count).for_each(|worker| table.row(worker).park());
         Self { address, sockets, table, _dispatcher: dispatcher }
@@ -289,4 +293,28 @@ fn new_quic_connections_pass_over_a_worker_that_stands_still() {
         assert_ne!(workers.send(&initial(&random.random::<[u8; 8]>())), 1);
     }
     assert_eq!(workers.send(&short(&issued(1, TAG))), 1, "its connections stay with it");
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn groups_share_connections_by_both_addresses_or_by_destination() {
+    let mut workers = Workers::with(6, Groups { by_destination: false, ..Groups::by_destination(6, 3) });
+    workers.table.set_mode(Mode::Directed);
+    for worker in [0, 3] {
+        workers.table.schedule(worker, now().unwrap());
+    }
+    let got = workers.connect(600);
+    assert!(got.len() == 6 && got.values().all(|count| (50..=160).contains(count)), "{got:?}");
+    let mut groups = std::collections::HashSet::new();
+    for _ in 0..20 {
+        workers = Workers::with(6, Groups::by_destination(6, 3));
+        workers.table.set_mode(Mode::Directed);
+        for worker in [0, 3] {
+            workers.table.schedule(worker, now().unwrap());
+        }
+        let got = workers.receivers();
+        assert!(got == [0, 1, 2] || got == [3, 4, 5], "one group for a destination: {got:?}");
+        groups.insert(got);
+    }
+    assert_eq!(groups.len(), 2, "ports have different groups");
 }

@@ -8,7 +8,7 @@ use std::io;
 
 use hermes_model::snapshot::{Dispatch, DispatchMode};
 use hermes_net::dispatch::scheduler::Parameters;
-use hermes_net::dispatch::{Dispatcher, Mode, Table};
+use hermes_net::dispatch::{Dispatcher, Groups, Mode, Table};
 use hermes_net::quic::Group;
 use hermes_net::reuseport;
 
@@ -79,6 +79,11 @@ impl Dispatchers {
             );
         }
     }
+}
+
+/// How the workers of a node form groups, for its whole life.
+pub(super) fn groups(dispatch: &Dispatch, workers: usize) -> Groups {
+    dispatch.locality.map_or_else(|| Groups::of(workers), |size| Groups::by_destination(workers, size.into()))
 }
 
 fn parameters(dispatch: &Dispatch) -> Parameters {

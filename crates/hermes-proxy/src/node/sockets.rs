@@ -521,18 +521,20 @@ pub(super) fn steer_quic(group: &Group) {
     }
 }
 
-/// Distributes a listener's sockets over the workers. Each gets a reader, because the kernel queues connections on
-/// every socket.
+/// Distributes a listener's sockets over the workers that need one. Each socket has a reader, because the kernel queues connections
+/// on every socket.
 pub(super) fn deal(
     sockets: &[Socket],
     name: &Arc<str>,
     transport: Transport,
     for_worker: &mut [Vec<ListeningSocket>],
+    needs_it: impl Fn(usize) -> bool,
 ) -> Result<(), Vec<BuildError>> {
     let workers = for_worker.len();
     let is_shared = matches!(transport, Transport::Unix | Transport::SharedTcp);
     let deals = if is_shared { workers.max(sockets.len()) } else { sockets.len() };
-    for (number, socket) in sockets.iter().cycle().take(deals).enumerate() {
+    let dealt = sockets.iter().cycle().take(deals).enumerate().filter(|(number, _)| needs_it(number % workers));
+    for (number, socket) in dealt {
         let socket = socket
             .share()
             .map_err(|error| vec![BuildError { path: format!("listener {name}"), reason: error.to_string() }])?;

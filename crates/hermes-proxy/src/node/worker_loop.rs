@@ -4,10 +4,12 @@
 //! what accepts or dials on its own: acceptors, captures, dialers. Never: a session; tasks of the worker serve those.
 
 use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use hermes_model::snapshot::{Listener, ListenerProtocol};
 use hermes_net::tun::IdleQueue;
 use tokio::runtime::LocalOptions;
@@ -49,6 +51,9 @@ pub(super) enum Command {
     Drain { done: oneshot::Sender<()> },
     /// Ends now.
     Stop,
+    /// Panics, for a test.
+    #[cfg(test)]
+    Break,
 }
 
 /// The parts that a worker starts with.
@@ -57,25 +62,39 @@ pub(super) struct Start {
     pub(super) shared: Arc<Shared>,
     pub(super) services: Arc<Services>,
     pub(super) channels: Arc<Channels>,
-    pub(super) generation: Arc<Generation>,
+    pub(super) current: Arc<ArcSwap<Generation>>,
     pub(super) log: LogSender,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) messages: mpsc::Receiver<Message>,
 }
 
-/// Runs a worker until it is told to stop. Called on a thread of its own.
-pub(super) fn run(start: Start) -> std::io::Result<()> {
-    let Start { number, shared, services, channels, generation, log, commands, messages } = start;
-    let turns = Turns::new(shared.clone(), number);
+/// Runs a worker until it is told to stop. Called on a thread of its own. A panic ends all connections of the worker, but a panic of
+/// a task ends only that task. The worker then begins anew, and the node gives it its listeners.
+pub(super) fn run(mut start: Start) -> std::io::Result<()> {
+    loop {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| run_once(&mut start))) {
+            Ok(ended) => return ended,
+            // The panic hook has reported where it happened.
+            Err(_) => tracing::error!(worker = start.number, "a worker broke, with its connections; it begins anew"),
+        }
+        start.shared.metrics.worker_breaks.inc();
+        start.shared.lose_worker(start.number);
+    }
+}
+
+fn run_once(start: &mut Start) -> std::io::Result<()> {
+    let Start { number, shared, services, channels, current, log, commands, messages } = start;
+    let turns = Turns::new(shared.clone(), *number);
     let (at_end, at_begin) = (turns.clone(), turns.clone());
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().event_interval(TASKS_PER_TURN);
     runtime.on_thread_park(move || at_end.end()).on_thread_unpark(move || at_begin.begin());
     let runtime = runtime.build_local(LocalOptions::default())?;
     runtime.block_on(async {
-        let context = Rc::new(WorkerContext::new(turns, shared, generation.snapshot.clone(), log));
-        let outbound = Rc::new(Outbound::new(context, generation, channels));
-        let worker = Rc::new(Worker::new(outbound, services));
+        let generation = current.load_full();
+        let context = Rc::new(WorkerContext::new(turns, shared.clone(), generation.snapshot.clone(), log.clone()));
+        let outbound = Rc::new(Outbound::new(context, generation, channels.clone()));
+        let worker = Rc::new(Worker::new(outbound, services.clone()));
         WorkerLoop::new(&worker).serve(commands, messages).await;
         // Tasks first: sessions may still use connections.
         WorkerContext::end(&worker).await;
@@ -109,7 +128,7 @@ impl<'w> WorkerLoop<'w> {
         }
     }
 
-    async fn serve(&mut self, mut commands: mpsc::Receiver<Command>, mut messages: mpsc::Receiver<Message>) {
+    async fn serve(&mut self, commands: &mut mpsc::Receiver<Command>, messages: &mut mpsc::Receiver<Message>) {
         let worker = self.worker;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -150,6 +169,8 @@ impl<'w> WorkerLoop<'w> {
                 let _ = done.send(());
             }
             Command::Stop => {}
+            #[cfg(test)]
+            Command::Break => panic!("a test breaks this worker"),
         }
     }
 

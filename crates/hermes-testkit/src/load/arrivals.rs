@@ -1,8 +1,8 @@
 //! Clients that arrive at random (Poisson) and do not wait for each other: the delay that users see while workers are busy.
 //!
-//! In: a rate, the requests of each client, and the work that they ask for. Out: the latency of each response. The first request of a
-//! client counts from its planned arrival, with its connect, so that a late load hides no delay; a further one from its planned
-//! time. Each client has a source address of its own in 127.0.0.0/8, since addresses are hashed onto workers. Never: a client that
+//! In: a rate, the requests of each client, and the work that they ask for. Out: the latency of each response; that of the first one
+//! has the connect in it. It counts from the moment at which the client acts: the timers of the load have a resolution of a
+//! millisecond, and what they are late is no delay of the proxy. Each client has a source address of its own in 127.0.0.0/8, since addresses are hashed onto workers. Never: a client that
 //! is left out because others are slow.
 
 use std::{
@@ -62,7 +62,7 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
             let (plan, span, address) = (plan.clone(), span.clone(), *address);
             clients.spawn_local(async move {
                 let mut recorder = Recorder::default();
-                if let Err(failure) = plan.serve(address, arrival, &span, &mut recorder).await {
+                if let Err(failure) = plan.serve(address, &span, &mut recorder).await {
                     recorder.failure(&failure);
                 }
                 recorder
@@ -85,33 +85,34 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
 }
 
 impl Plan {
-    /// One client, from its arrival to its last response. What is planned after the measured time is not begun.
+    /// One client, from its arrival to its last response. What would begin after the measured time is left out.
     async fn serve(
         &self,
         address: SocketAddr,
-        arrival: Instant,
         span: &Span,
         recorder: &mut Recorder,
     ) -> std::result::Result<(), Failure> {
+        let mut begun = Instant::now();
         let socket = TcpSocket::new_v4()?;
         let source = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + rand::rng().random_range(1..1 << 23));
         socket.bind((source, 0).into())?;
         let stream = socket.connect(address).await.map_err(|error| Failure::Connect(error.kind()))?;
         stream.set_nodelay(true)?;
         let mut connection = Connection::new(stream);
-        let mut planned = arrival;
-        for _ in 0..self.requests {
-            tokio::time::sleep_until(planned.into()).await;
-            if planned >= span.end {
+        for number in 0..self.requests {
+            if number > 0 {
+                tokio::time::sleep(random_time(self.pause.as_secs_f64())).await;
+                begun = Instant::now();
+            }
+            if begun >= span.end {
                 break;
             }
             connection.get(self.any_request(), b"ok\n").await?;
-            let latency = planned.elapsed();
+            let latency = begun.elapsed();
             if span.measuring() {
                 recorder.success(latency);
                 self.count.set(self.count.get() + u64::from(latency > self.delayed));
             }
-            planned = Instant::now() + random_time(self.pause.as_secs_f64());
         }
         Ok(())
     }

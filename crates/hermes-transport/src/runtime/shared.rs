@@ -6,10 +6,11 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use hermes_net::dispatch::Groups;
 use tokio::sync::{Notify, watch};
 
 use super::fair_shares::Shares;
@@ -40,8 +41,10 @@ pub struct Shared {
     pub guard: DialGuard,
     /// Signals changes of the host's links, addresses and routes.
     pub network: watch::Sender<()>,
-    /// Signals that a device was deleted.
-    pub device_lost: Notify,
+    /// Signals that a device was deleted, or a worker broke.
+    pub something_lost: Notify,
+    /// The workers that broke, and have no listeners.
+    lost_workers: Mutex<Vec<usize>>,
     /// The number of workers that forward packets to the predecessor process.
     pub predecessors: AtomicUsize,
     /// Asks all workers, except the one with this number, to displace entries of shared tables. Set when the workers
@@ -64,14 +67,20 @@ pub struct Shared {
 impl Shared {
     /// Creates the state of a node with this number of workers.
     pub fn new(workers: usize) -> Self {
-        let status = Arc::new(Workers::new(workers));
+        Self::with_groups(workers, Groups::of(workers))
+    }
+
+    /// Creates the state of a node whose workers form these groups.
+    pub fn with_groups(workers: usize, groups: Groups) -> Self {
+        let status = Arc::new(Workers::new(workers, groups));
         Self {
             workers,
             metrics: Metrics::with(status.clone()),
             status,
             displace: OnceLock::new(),
             network: watch::Sender::new(()),
-            device_lost: Notify::new(),
+            something_lost: Notify::new(),
+            lost_workers: Mutex::default(),
             predecessors: AtomicUsize::new(0),
             no_route: Arc::from("none"),
             connections: Arc::default(),
@@ -116,6 +125,28 @@ impl Shared {
     pub fn ask_others_to_displace(&self, asking: usize) {
         if let Some(displace) = self.displace.get() {
             displace(asking);
+        }
+    }
+
+    /// A worker broke, and has begun anew without listeners.
+    pub fn lose_worker(&self, number: usize) {
+        self.lost_workers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        self.something_lost.notify_one();
+    }
+
+    /// The workers that broke.
+    pub fn lost_workers(&self) -> Vec<usize> {
+        self.lost_workers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// These workers get their listeners again.
+    pub fn found_workers(&self, numbers: &[usize]) {
+        let mut lost = self.lost_workers.lock().unwrap_or_else(PoisonError::into_inner);
+        // Each once: one may have broken again in the meantime.
+        for number in numbers {
+            if let Some(place) = lost.iter().position(|other| other == number) {
+                lost.swap_remove(place);
+            }
         }
     }
 

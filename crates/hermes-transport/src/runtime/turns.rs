@@ -134,7 +134,7 @@ impl Turns {
     fn select(&self, now: Duration) {
         self.selected.store(nanoseconds(now), Ordering::Relaxed);
         add(&self.shared.status.turns[self.worker].selections, 1);
-        self.shared.status.table.schedule(now);
+        self.shared.status.table.schedule(self.worker, now);
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use hermes_net::dispatch::{self, Mode, Table};
+use hermes_net::dispatch::{self, Groups, Mode, Table};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -24,14 +24,14 @@ pub struct Workers {
 
 impl Workers {
     /// Creates the status of this number of workers. Without privileges, no program in the kernel reads it.
-    pub fn new(count: usize) -> Self {
-        let table = Table::shared(count).unwrap_or_else(|_| Table::private(count));
+    pub fn new(count: usize, groups: Groups) -> Self {
+        let table = Table::shared(count, groups).unwrap_or_else(|_| Table::private(count, groups));
         Self { table, turns: std::iter::repeat_with(TurnCounts::default).take(count).collect() }
     }
 
     /// The status of each worker, for `/workers`.
     pub fn view(&self) -> Vec<WorkerView> {
-        let (now, selected) = (dispatch::now().unwrap_or_default(), self.table.selected());
+        let now = dispatch::now().unwrap_or_default();
         let hung_after = self.table.parameters().hung_after;
         let statuses = self.table.statuses().zip(&self.turns).enumerate();
         let view = statuses.map(|(number, (status, turns))| {
@@ -44,7 +44,7 @@ impl Workers {
                     () => "hung",
                 },
                 silence_ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
-                is_selected: selected >> number & 1 == 1,
+                is_selected: self.table.is_selected(number),
                 connections: status.connections,
                 sessions: status.sessions,
                 pending: status.pending,

@@ -4,7 +4,7 @@
 //! id. A client chooses the id of its first packets: the first one is dispatched as a TCP connection is, and a map keeps the choice for
 //! the packets with the same id. Never: a datagram that is dropped; where the program chooses nothing, the kernel hashes the addresses.
 
-use super::{KEY, choose, end, select};
+use super::{Build, KEY, choose, end, select};
 use crate::dispatch::assembler::{Assembler, Condition, Instruction, Label, Operation, Register};
 
 /// linux/bpf.h: `___BPF_FUNC_MAPPER`.
@@ -23,16 +23,17 @@ const IS_LONG: i32 = 0x80;
 const LENGTH: i32 = 8;
 
 /// Places on the stack, below those of `choose`.
-const ID: i16 = -64;
-const BYTE: i16 = -72;
+const ID: i16 = -72;
+const BYTE: i16 = -80;
 
 /// Builds the program. `tag` is in the ids that this process issues, after the number of the socket.
-pub(in crate::dispatch) fn program(table: u32, sockets: u32, first_ids: u32, tag: u16) -> Option<Vec<Instruction>> {
+pub(in crate::dispatch) fn program(build: &Build, first_ids: u32, tag: u16) -> Option<Vec<Instruction>> {
     use Register::{R0, R1, R2, R3, R4, Stack};
     let mut code = Assembler::default();
     let (fallback, long, client_id, new, chosen) =
         (code.label(), code.label(), code.label(), code.label(), code.label());
-    super::begin(&mut code, table, fallback);
+    super::begin(&mut code, build, fallback)?;
+    let sockets = build.sockets;
     load(&mut code, FIRST_BYTE, BYTE, 1, fallback);
     code.load_8(R1, Stack, BYTE);
     code.with_constant(Operation::And, R1, IS_LONG);
@@ -55,7 +56,7 @@ pub(in crate::dispatch) fn program(table: u32, sockets: u32, first_ids: u32, tag
     select(&mut code, sockets);
     code.jump_if(Condition::Equal, R0, 0, fallback);
     code.set(new);
-    choose(&mut code, sockets, fallback, chosen);
+    choose(&mut code, build, fallback, chosen);
     code.set(chosen);
     code.load_map(R1, first_ids);
     pointer(&mut code, R2, ID);

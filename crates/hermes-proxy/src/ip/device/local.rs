@@ -242,7 +242,7 @@ async fn read(devices: Rc<Devices>, device: Arc<Device>, local: Weak<LocalDevice
     // The readers on all workers see this.
     if device.reads.send_replace(false) {
         tracing::warn!(device = %device.name, "device deleted by another program; ending its sessions");
-        worker.shared.device_lost.notify_one();
+        worker.shared.something_lost.notify_one();
     }
 }
 
