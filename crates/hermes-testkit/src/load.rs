@@ -25,6 +25,7 @@ pub mod outcome;
 pub mod ping;
 mod response;
 pub mod single;
+pub mod surge;
 mod window;
 
 pub use outcome::{Failures, Latency, Outcome};
@@ -145,6 +146,21 @@ pub enum Load {
         /// Measured time.
         window: u64,
     },
+    /// Clients that connect one after the other, stay idle, and then all send requests at once: see [`surge`].
+    Surge {
+        /// The address of the proxy.
+        address: SocketAddr,
+        /// Number of clients.
+        clients: usize,
+        /// Clients a second.
+        rate: f64,
+        /// Idle time after the last one has connected.
+        idle: u64,
+        /// Requests of each client in the surge, one after the other.
+        requests: usize,
+        /// The field `x-work` of these requests.
+        work: String,
+    },
     /// Clients that do one exchange each and then stay idle until standard input ends.
     Idle {
         /// The exchange before the idle time: `http` or `tcp`.
@@ -238,6 +254,7 @@ async fn on_runtime(load: &Load, watch: &[u32]) -> Result<Outcome> {
         Load::KeepAlive { .. } => keepalive::run(load, watch).await,
         Load::Multiplexed { .. } => multiplexed::run(load, watch).await,
         Load::Arrivals { .. } => arrivals::run(load, watch).await,
+        Load::Surge { .. } => surge::run(load, watch).await,
         Load::Bulk { .. } | Load::Datagrams { .. } | Load::Ping { .. } => {
             unreachable!("`run` has other ways for these")
         }

@@ -13,7 +13,10 @@ use std::{
 };
 
 use rand::Rng as _;
-use tokio::{net::TcpSocket, task::JoinSet};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    task::JoinSet,
+};
 
 use super::{
     Load, Outcome,
@@ -38,7 +41,6 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     let Load::Arrivals { addresses, rate, requests, pause, work, delayed, warmup, window } = load else {
         unreachable!("dispatched by kind");
     };
-    let request = |work: &String| format!("GET / HTTP/1.1\r\nhost: bench\r\nx-work: {work}\r\n\r\n").into_bytes();
     let plan = Rc::new(Plan {
         requests: *requests,
         pause: Duration::from_millis(*pause),
@@ -93,12 +95,7 @@ impl Plan {
         recorder: &mut Recorder,
     ) -> std::result::Result<(), Failure> {
         let mut begun = Instant::now();
-        let socket = TcpSocket::new_v4()?;
-        let source = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + rand::rng().random_range(1..1 << 23));
-        socket.bind((source, 0).into())?;
-        let stream = socket.connect(address).await.map_err(|error| Failure::Connect(error.kind()))?;
-        stream.set_nodelay(true)?;
-        let mut connection = Connection::new(stream);
+        let mut connection = connect(address).await?;
         for number in 0..self.requests {
             if number > 0 {
                 tokio::time::sleep(random_time(self.pause.as_secs_f64())).await;
@@ -107,7 +104,7 @@ impl Plan {
             if begun >= span.end {
                 break;
             }
-            connection.get(self.any_request(), b"ok\n").await?;
+            connection.get(self.any_request(), RESPONSE).await?;
             let latency = begun.elapsed();
             if span.measuring() {
                 recorder.success(latency);
@@ -128,6 +125,24 @@ impl Plan {
         chosen.map_or(b"", |(request, _)| request)
     }
 }
+
+/// Connects from an address of its own in 127.0.0.0/8.
+pub(super) async fn connect(address: SocketAddr) -> std::result::Result<Connection<TcpStream>, Failure> {
+    let socket = TcpSocket::new_v4()?;
+    let source = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + rand::rng().random_range(1..1 << 23));
+    socket.bind((source, 0).into())?;
+    let stream = socket.connect(address).await.map_err(|error| Failure::Connect(error.kind()))?;
+    stream.set_nodelay(true)?;
+    Ok(Connection::new(stream))
+}
+
+/// A request for work of a worker (`crate::work`).
+pub(super) fn request(work: &str) -> Vec<u8> {
+    format!("GET / HTTP/1.1\r\nhost: bench\r\nx-work: {work}\r\n\r\n").into_bytes()
+}
+
+/// The response of all contenders.
+pub(super) const RESPONSE: &[u8] = b"ok\n";
 
 /// A time between two events that are independent of each other, with this mean in seconds.
 fn random_time(mean: f64) -> Duration {

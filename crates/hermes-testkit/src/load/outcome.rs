@@ -47,6 +47,9 @@ pub struct Latency {
     pub p50_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
+    /// 99.9th percentile.
+    #[serde(default)]
+    pub p999_us: f64,
     /// Longest.
     pub max_us: f64,
 }
@@ -152,6 +155,7 @@ impl Recorder {
             sd_us: (self.squares / n - mean * mean).max(0.0).sqrt(),
             p50_us: at(0.5),
             p99_us: at(0.99),
+            p999_us: at(0.999),
             max_us: at(1.0),
         })
     }
