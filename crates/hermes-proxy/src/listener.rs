@@ -14,6 +14,7 @@ mod ip;
 mod lingering_close;
 mod ndn;
 pub(crate) mod quic;
+pub(crate) mod relief;
 mod requested_flow;
 pub(crate) mod reverse_dialer;
 mod rina;

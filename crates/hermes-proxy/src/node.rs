@@ -36,6 +36,7 @@ use self::sockets::{Socket, SocketKey, deal, steer_quic};
 pub use self::view::NodeView;
 use self::worker_loop::{Command, Start};
 use crate::ip::{DeviceGuard, Share};
+use crate::listener::relief::AcceptQueues;
 use crate::listener::{ListeningSocket, Transport};
 use crate::worker::Services;
 use hermes_outbound::generation::{BuildError, Generation};
@@ -335,10 +336,11 @@ impl Node {
         self.current.store(generation.clone());
         self.guard_addresses(&generation);
         self.shared.metrics.generation.set(generation.number as i64);
+        let accept_queues = self.accept_queues();
         let (mut sockets, mut queues) = (for_worker.into_iter(), queues.into_iter());
         let apply = |done| {
             let (sockets, devices) = (sockets.next().unwrap_or_default(), queues.next().unwrap_or_default());
-            Command::Apply { generation: generation.clone(), sockets, devices, done }
+            Command::Apply { generation: generation.clone(), sockets, queues: accept_queues.clone(), devices, done }
         };
         self.all_do(apply).await;
         drop(former);
@@ -378,6 +380,16 @@ impl Node {
         // Devices come last: this step undoes its own changes on failure, and no later one could undo them.
         let (made, queues) = if self.closed { Default::default() } else { self.open_devices(&generation.snapshot)? };
         Ok(Prepared { opened, made, queues, for_worker, bound, lost })
+    }
+
+    /// The TCP sockets of all listeners.
+    fn accept_queues(&self) -> Arc<[AcceptQueues]> {
+        let tcp = self.bound.iter().filter(|((_, transport), _)| *transport == Transport::Tcp);
+        tcp.filter_map(|((listener, _), key)| {
+            let sockets = self.sockets.get(key)?.iter().filter_map(Socket::tcp).cloned().collect();
+            Some(AcceptQueues { listener: listener.clone(), sockets })
+        })
+        .collect()
     }
 
     /// The actual addresses of the listeners.

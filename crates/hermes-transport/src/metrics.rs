@@ -136,6 +136,8 @@ pub struct Metrics {
     pub sessions_open: Gauge,
     /// Counts all sessions that ended.
     pub ended: Counter,
+    /// Counts connections that waited at a worker whose loop stood still, and that another one accepted.
+    pub connections_relieved: Counter,
     /// Counts panics of workers.
     pub worker_breaks: Counter,
     /// Counts sessions that failed because of an upstream or this node.
@@ -201,6 +203,7 @@ impl Default for Metrics {
             sessions_open: Gauge::default(),
             ended: Counter::default(),
             failed: Counter::default(),
+            connections_relieved: Counter::default(),
             worker_breaks: Counter::default(),
             handshake_failures: Family::default(),
             limits: Family::default(),
@@ -338,6 +341,11 @@ impl Metrics {
         registry.register_with_unit("session_duration", "Duration of sessions", Unit::Seconds, self.seconds.clone());
         registry.register("session_errors", "Sessions that failed, by RFC 9209 error type", self.errors.clone());
         registry.register("sessions_open", "Open sessions", self.sessions_open.clone());
+        registry.register(
+            "connections_relieved",
+            "Connections accepted for a worker whose loop stood still",
+            self.connections_relieved.clone(),
+        );
         registry.register("worker_breaks", "Workers that broke and began anew", self.worker_breaks.clone());
         registry.register("connections", "Connections accepted", self.connections.clone());
         registry.register("connections_open", "Client connections open", self.connections_open.clone());

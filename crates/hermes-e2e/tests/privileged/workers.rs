@@ -104,6 +104,28 @@ async fn no_new_connection_waits_for_a_worker_that_stands_still() {
 }
 
 #[tokio::test]
+async fn connections_that_wait_for_a_worker_that_stands_still_are_accepted_by_others() {
+    if !needs_root("connections_that_wait_for_a_worker_that_stands_still_are_accepted_by_others") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = start(&overlay, "{mode: directed, hung-after: 100ms}").await;
+    let to = node.address("web");
+    let mut clients = JoinSet::new();
+    let mut stopping = connect(to, 255).await;
+    stopping.send(format!("GET / HTTP/1.1\r\nhost: node\r\nx-work: block {}\r\n\r\n", STOP.as_micros())).await.unwrap();
+    // The worker does not count as hung yet, so that some of these come to it.
+    for client in 0..60 {
+        clients.spawn(async move { request(&mut connect(to, client).await, "none").await });
+    }
+    let times = clients.join_all().await;
+    assert!(times.iter().all(|time| *time < STOP / 2), "{times:?}");
+    node.metric_reaches("hermes_connections_relieved_total", "", 1.0).await;
+    assert_eq!(stopping.head().await.unwrap().status(), 200, "what a worker has accepted stays with it");
+    node.assert_sound();
+}
+
+#[tokio::test]
 async fn lasting_connections_are_spread_as_the_mode_says() {
     if !needs_root("lasting_connections_are_spread_as_the_mode_says") {
         return;

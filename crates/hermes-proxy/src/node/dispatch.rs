@@ -99,10 +99,10 @@ fn parameters(dispatch: &Dispatch) -> Parameters {
 fn choose_tcp(mode: Mode, table: &Table, sockets: &[Socket]) -> io::Result<Choice> {
     let group: Vec<_> = sockets.iter().filter_map(Socket::tcp).collect();
     // A predecessor or another mode may have left a filter.
-    reuseport::by_kernel(group[0]);
+    reuseport::by_kernel(&**group[0]);
     match mode {
         Mode::Hash => Ok(Choice::Hash),
-        Mode::First => reuseport::to_first(group[0]).map(|()| Choice::First),
+        Mode::First => reuseport::to_first(&**group[0]).map(|()| Choice::First),
         Mode::Directed | Mode::RoundRobin => Dispatcher::attach(table, &group).map(Choice::Program),
     }
 }

@@ -94,7 +94,7 @@ impl fmt::Display for SocketKey {
 }
 
 pub(super) enum Socket {
-    Tcp(std::net::TcpListener),
+    Tcp(Arc<std::net::TcpListener>),
     /// The first of the listener's TCP sockets, for all workers.
     SharedTcp(std::net::TcpListener),
     Udp(std::net::UdpSocket),
@@ -113,7 +113,7 @@ impl Socket {
     /// Opens a socket. Not for QUIC and interceptions, whose sockets form a group, nor for Unix sockets.
     fn open(transport: Transport, address: SocketAddr) -> std::io::Result<Self> {
         Ok(match transport {
-            Transport::Tcp | Transport::SharedTcp => Socket::Tcp(tcp::listen(address)?),
+            Transport::Tcp | Transport::SharedTcp => Socket::Tcp(tcp::listen(address)?.into()),
             Transport::Dns => Socket::Dns(udp::listen(address)?),
             Transport::Ndn => Socket::Ndn(udp::listen(address)?),
             Transport::Rina => Socket::Rina(udp::listen(address)?),
@@ -126,7 +126,7 @@ impl Socket {
     /// Wraps an inherited socket. Not for QUIC, interceptions and Unix sockets.
     fn from_fd(transport: Transport, fd: OwnedFd) -> Self {
         match transport {
-            Transport::Tcp | Transport::SharedTcp => Socket::Tcp(fd.into()),
+            Transport::Tcp | Transport::SharedTcp => Socket::Tcp(Arc::new(fd.into())),
             Transport::Dns => Socket::Dns(fd.into()),
             Transport::Ndn => Socket::Ndn(fd.into()),
             Transport::Rina => Socket::Rina(fd.into()),
@@ -153,7 +153,7 @@ impl Socket {
         }
     }
 
-    pub(super) fn tcp(&self) -> Option<&std::net::TcpListener> {
+    pub(super) fn tcp(&self) -> Option<&Arc<std::net::TcpListener>> {
         match self {
             Socket::Tcp(socket) => Some(socket),
             _ => None,
@@ -166,7 +166,8 @@ impl Socket {
 
     pub(super) fn local_addr(&self) -> std::io::Result<SocketAddr> {
         match self {
-            Socket::Tcp(socket) | Socket::SharedTcp(socket) => socket.local_addr(),
+            Socket::Tcp(socket) => socket.local_addr(),
+            Socket::SharedTcp(socket) => socket.local_addr(),
             Socket::Udp(socket) | Socket::Dns(socket) | Socket::Ndn(socket) | Socket::Rina(socket) => {
                 socket.local_addr()
             }

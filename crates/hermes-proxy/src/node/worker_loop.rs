@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hermes_model::snapshot::{Listener, ListenerProtocol};
+use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol};
 use hermes_net::tun::IdleQueue;
 use tokio::runtime::LocalOptions;
 use tokio::sync::{mpsc, oneshot};
@@ -19,6 +19,7 @@ use super::redecide;
 use crate::custody::dialer::ChannelDialers;
 use crate::ip::Share;
 use crate::listener::quic::QuicAcceptors;
+use crate::listener::relief::{self, AcceptQueues};
 use crate::listener::reverse_dialer::ReverseDialers;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
@@ -39,7 +40,14 @@ const TASKS_PER_TURN: u32 = 16;
 /// A command of the node to a worker.
 pub(super) enum Command {
     /// Runs this generation, with these sockets for its new listeners.
-    Apply { generation: Arc<Generation>, sockets: Vec<ListeningSocket>, devices: Vec<Share>, done: oneshot::Sender<()> },
+    Apply {
+        generation: Arc<Generation>,
+        sockets: Vec<ListeningSocket>,
+        /// The TCP sockets of all workers.
+        queues: Arc<[AcceptQueues]>,
+        devices: Vec<Share>,
+        done: oneshot::Sender<()>,
+    },
     /// Displaces entries that clients of this worker owe to those of others.
     Displace,
     /// Lists sessions, up to `most`.
@@ -108,6 +116,8 @@ struct WorkerLoop<'w> {
     worker: &'w Rc<Worker>,
     /// The acceptors of each listener.
     acceptors: HashMap<(Arc<str>, Transport), Vec<Acceptor>>,
+    /// The TCP sockets of all workers.
+    queues: Arc<[AcceptQueues]>,
     captures: Captures,
     quic_acceptors: QuicAcceptors,
     /// Reverse connections that this node dials.
@@ -121,6 +131,7 @@ impl<'w> WorkerLoop<'w> {
         Self {
             worker,
             acceptors: HashMap::new(),
+            queues: Arc::default(),
             captures: Captures::default(),
             quic_acceptors: QuicAcceptors::default(),
             reverse_dialers: ReverseDialers::default(),
@@ -151,7 +162,8 @@ impl<'w> WorkerLoop<'w> {
     async fn act(&mut self, command: Command) {
         let worker = self.worker;
         match command {
-            Command::Apply { generation, sockets, devices, done } => {
+            Command::Apply { generation, sockets, queues, devices, done } => {
+                self.queues = queues;
                 let made = devices.iter().map(|share| share.device.name.clone()).collect();
                 worker.devices.begin(worker, devices);
                 self.apply(generation, sockets);
@@ -183,11 +195,15 @@ impl<'w> WorkerLoop<'w> {
             worker.services.relays.sweep(&worker.shared.metrics);
         }
         worker.sweep_pools();
+        if worker.snapshot().dispatch.mode == DispatchMode::Directed && !worker.is_draining() {
+            relief::relieve(worker, &self.queues);
+        }
     }
 
     async fn close(&mut self, handed: bool, passages: Vec<(Arc<str>, IdleQueue)>) {
         let worker = self.worker;
         worker.begin_draining();
+        self.queues = Arc::default();
         worker.services.relays.close();
         self.reverse_dialers.stop_all();
         if handed {

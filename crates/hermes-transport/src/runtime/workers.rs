@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use hermes_net::dispatch::scheduler::Status;
 use hermes_net::dispatch::{self, Groups, Mode, Table};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
@@ -55,6 +56,13 @@ impl Workers {
             }
         });
         view.collect()
+    }
+
+    /// The workers whose loops stand still.
+    pub fn hung(&self) -> Vec<usize> {
+        let (now, after) = (dispatch::now().unwrap_or_default(), self.table.parameters().hung_after);
+        let stands_still = |status: &Status| !status.is_parked && now.saturating_sub(status.turned) >= after;
+        self.table.statuses().enumerate().filter(|(_, status)| stands_still(status)).map(|(worker, _)| worker).collect()
     }
 
     /// How the kernel chooses a worker for a new connection.

@@ -1,0 +1,48 @@
+//! Relief for workers that stand still: another one accepts the connections that wait for them.
+//!
+//! In: the listening sockets of all workers, and which workers stand still. Out: their connections, served by this worker. The kernel
+//! directs no further connection to such a worker, but those of its last milliseconds would wait until it goes on. Never: a
+//! connection that is accepted already; it stays with its worker.
+
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::{CurrentListener, MAX_ACCEPT_BACKLOG, begin_tcp, into_stream, is_about_one_connection};
+use crate::worker::Worker;
+
+/// The TCP sockets of a listener, in the order of the workers that read them.
+pub(crate) struct AcceptQueues {
+    /// The listener's name.
+    pub(crate) listener: Arc<str>,
+    /// A worker reads each socket whose index leaves its number, divided by the number of workers.
+    pub(crate) sockets: Vec<Arc<TcpListener>>,
+}
+
+/// Accepts what waits for workers that stand still.
+pub(crate) fn relieve(worker: &Rc<Worker>, queues: &[AcceptQueues]) {
+    let status = &worker.shared.status;
+    for hung in status.hung().into_iter().filter(|hung| *hung != worker.number) {
+        for queue in queues {
+            for socket in queue.sockets.iter().skip(hung).step_by(worker.shared.workers) {
+                accept_all(worker, &queue.listener, socket);
+            }
+        }
+    }
+}
+
+fn accept_all(worker: &Rc<Worker>, listener: &Arc<str>, socket: &TcpListener) {
+    let mut known = None;
+    for _ in 0..MAX_ACCEPT_BACKLOG {
+        let accepted = match socket.accept() {
+            Ok((tcp, source)) => into_stream(tcp).map(|stream| (stream, source)),
+            Err(error) if is_about_one_connection(&error) => continue,
+            // None waits, or no descriptor is left.
+            Err(_) => return,
+        };
+        let Ok((stream, source)) = accepted else { return };
+        let known = known.get_or_insert_with(|| CurrentListener::new(worker, listener.clone()));
+        worker.shared.metrics.connections_relieved.inc();
+        begin_tcp(worker, known, stream, source);
+    }
+}
