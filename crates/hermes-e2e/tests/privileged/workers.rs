@@ -7,12 +7,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use hermes_testkit::binary::hermes;
-use hermes_testkit::overlay::{Node, Overlay};
+use hermes_testkit::overlay::{Draft, Node, Overlay};
 use hermes_testkit::poll;
 use hermes_testkit::raw_http1::RawHttp1;
 use hermes_testkit::skip::needs_root;
 use hermes_testkit::work;
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 const WORKERS: usize = 4;
@@ -22,16 +23,26 @@ const STOP: Duration = Duration::from_millis(1500);
 const DOCUMENT: &str = "
 workers: 4
 dispatch: $MODE
+drain: 2s
 listeners:
-- {name: web, bind: '127.0.0.1:0', protocol: http}
+- {name: web, bind: '127.0.0.1:$PORT', protocol: http}
 routes:
 - {name: all, match: {path: '/*'}, respond: {status: 200, body: ok}}
 ";
 
-async fn start(overlay: &Overlay, mode: &str) -> Node {
+fn draft<'a>(overlay: &'a Overlay, mode: &str, port: u16) -> Draft<'a> {
     let library = work::library(overlay.dir()).unwrap();
     let preload = format!("LD_PRELOAD={}", library.display());
-    overlay.node("node").document(DOCUMENT).with("MODE", mode).by_way_of(&["env", &preload]).start().await.unwrap()
+    let draft = overlay.node("node").document(DOCUMENT).with("MODE", mode).with("PORT", port);
+    draft.by_way_of(&["env", &preload])
+}
+
+async fn start(overlay: &Overlay, mode: &str) -> Node {
+    draft(overlay, mode, 0).start().await.unwrap()
+}
+
+async fn change(node: &mut Node, mode: &str) {
+    node.reload(DOCUMENT, &[("MODE", mode.to_owned()), ("PORT", "0".to_owned())]).await.unwrap();
 }
 
 /// Connects from an address of its own, since addresses are hashed onto workers.
@@ -96,10 +107,10 @@ async fn no_new_connection_waits_for_a_worker_that_stands_still() {
     let overlay = Overlay::new(hermes()).unwrap();
     let mut node = start(&overlay, "directed").await;
     assert_eq!(delayed(&node, 40).await, 0, "{}", node.log());
-    node.reload(DOCUMENT, &[("MODE", "reuseport".to_owned())]).await.unwrap();
+    change(&mut node, "reuseport").await;
     // Each of them comes to that worker with a probability of 1/4.
     assert_ne!(delayed(&node, 80).await, 0, "the hash knows nothing of workers");
-    node.reload(DOCUMENT, &[("MODE", "exclusive".to_owned())]).await.unwrap();
+    change(&mut node, "exclusive").await;
     assert_eq!(delayed(&node, 40).await, 0, "idle workers accept");
 }
 
@@ -147,24 +158,18 @@ async fn lasting_connections_are_spread_as_the_mode_says() {
     let directed = spread(&node).await;
     // One with more than the average and a half gets nothing; clients come one after the other.
     assert!(directed.iter().all(|count| (20..=80).contains(count)), "{directed:?}");
-    node.reload(DOCUMENT, &[("MODE", "roundrobin".to_owned())]).await.unwrap();
+    change(&mut node, "roundrobin").await;
     assert_eq!(spread(&node).await, [50; WORKERS]);
-    node.reload(DOCUMENT, &[("MODE", "exclusive".to_owned())]).await.unwrap();
+    change(&mut node, "exclusive").await;
     let exclusive = spread(&node).await;
     let (least, most) = (exclusive.iter().min().unwrap(), exclusive.iter().max().unwrap());
     assert!(*most >= 2 * least, "the kernel prefers one of the idle workers: {exclusive:?}");
     node.assert_sound();
 }
 
-#[tokio::test]
-async fn no_connection_is_lost_while_modes_change() {
-    if !needs_root("no_connection_is_lost_while_modes_change") {
-        return;
-    }
-    let overlay = Overlay::new(hermes()).unwrap();
-    let mut node = start(&overlay, "reuseport").await;
-    let to = node.address("web");
-    let (stop, stopped) = tokio::sync::watch::channel(false);
+/// Connects anew for each request, until told to stop. Every request must have its response.
+fn connect_forever(to: SocketAddr) -> (watch::Sender<bool>, JoinSet<usize>) {
+    let (stop, stopped) = watch::channel(false);
     let mut clients = JoinSet::new();
     for client in 0..8 {
         let stopped = stopped.clone();
@@ -177,9 +182,49 @@ async fn no_connection_is_lost_while_modes_change() {
             served
         });
     }
+    (stop, clients)
+}
+
+#[tokio::test]
+async fn a_successor_directs_connections_as_its_own_document_says() {
+    if !needs_root("a_successor_directs_connections_as_its_own_document_says") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let host = Ipv4Addr::LOCALHOST;
+    let (web, admin) = (hermes_testkit::port::reserve(host), hermes_testkit::port::reserve(host));
+    let socket = overlay.dir().join("takeover.sock");
+    let process = |name: &str, mode: &str| {
+        let draft = draft(&overlay, mode, web.port()).called(name).admin(admin);
+        draft.args(&["--takeover", socket.to_str().unwrap()]).start()
+    };
+    let first = process("first", "directed").await.unwrap();
+    let (stop, clients) = connect_forever(web);
+    assert_eq!(delayed(&first, 40).await, 0);
+    let second = process("second", "directed").await.unwrap();
+    poll::until("the first one parts", || async { first.log().contains("another process has the listeners") }).await;
+    assert_eq!(delayed(&second, 40).await, 0, "{}", second.log());
+    let mut third = process("third", "reuseport").await.unwrap();
+    poll::until("the second one parts", || async { second.log().contains("another process has the listeners") }).await;
+    assert_ne!(delayed(&third, 80).await, 0, "the program of the second one has gone");
+    stop.send(true).unwrap();
+    assert!(clients.join_all().await.into_iter().sum::<usize>() > 100);
+    assert!(first.ended().await.success() && second.ended().await.success());
+    third.assert_sound();
+}
+
+#[tokio::test]
+async fn no_connection_is_lost_while_modes_change() {
+    if !needs_root("no_connection_is_lost_while_modes_change") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let mut node = start(&overlay, "reuseport").await;
+    let to = node.address("web");
+    let (stop, clients) = connect_forever(to);
     for round in 0..5 {
         for mode in ["directed", "exclusive", "roundrobin", "reuseport"] {
-            node.reload(DOCUMENT, &[("MODE", mode.to_owned())]).await.unwrap();
+            change(&mut node, mode).await;
             let status = status(&node).await;
             assert_eq!(status["dispatch"], mode, "round {round}");
         }
