@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep demo-relay check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-video fuzz deny docs clean
+.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep demo-relay check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-workers bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -83,6 +83,9 @@ bench-ndn: release setup ## NDN files over a slow link and through an overlay, a
 	$(TARGET)/release/hermes demo ndn --full --json > bench/results/ndn.json
 	$(TARGET)/release/hermes demo ndn --full --repeats 3 --json --forwarder "node $(TARGET)/tools/ndnts/forwarder.mjs" > bench/results/ndn-forwarder.json
 	$(CARGO) run --release -p hermes-bench -- gateway --out bench/results --hermes $(TARGET)/release/hermes --target $(TARGET)
+
+bench-workers: release setup ## ways to choose workers for connections, beside HAProxy and Envoy: bench/results (as root)
+	$(CARGO) run --release -p hermes-bench -- workers --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-relay: release setup ## a relay beside NATS, moq-relay, a bare relay, ping and a bare forwarder: bench/results (as root)
 	$(CARGO) install --root $(TARGET)/moq --target-dir $(TARGET)/moq moq-relay@0.17.10

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result};
 use hermes_testkit::{
     envoy as envoy_binary,
     process::{Port, Program, Running},
+    tool::on_path,
 };
 
 use crate::chain::{Chain, Location, Plan};
@@ -102,13 +103,6 @@ pub(crate) fn build_of(binary: &Path) -> String {
 
 fn missing(name: &str, why: &str) {
     eprintln!("!!! {name} IS LEFT OUT: {why}");
-}
-
-/// The first program of that name in the PATH or in the directories of system programs.
-pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let system = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
-    std::env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|file| file.is_file())
 }
 
 /// The first word that begins with a digit in a program's version output, on either stream.

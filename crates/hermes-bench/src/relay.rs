@@ -32,8 +32,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::contender::on_path;
 use crate::pep::{cpu_of, mean_and_median, memory_of};
+use hermes_testkit::tool::on_path;
 
 /// Publications that are under way at once. The queues of Hermes have room for 64.
 const WINDOW: u64 = 8;

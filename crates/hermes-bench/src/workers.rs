@@ -4,8 +4,8 @@
 //! above the number of cores, and answer all requests themselves. A library makes their workers burn time or stand still, as each
 //! request asks. Never: a comparison of rounds that did not take turns.
 
-mod cases;
 mod contenders;
+mod loads;
 mod samples;
 
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ use hermes_testkit::netns::Namespace;
 use hermes_testkit::process::Running;
 use hermes_testkit::work;
 
-use self::cases::Case;
 use self::contenders::{ALL, Contender, Place};
+use self::loads::Case;
 use crate::pep::mean_and_median;
 
 /// The options of the benchmark.
@@ -60,8 +60,6 @@ pub(crate) struct WorkersOptions {
 
 const END_WITHIN: Duration = Duration::from_secs(5);
 
-/// The figures of a round by name.
-type Figures = BTreeMap<&'static str, f64>;
 /// The rounds of each figure, by case and contender.
 type Rounds = BTreeMap<String, BTreeMap<String, BTreeMap<&'static str, Vec<f64>>>>;
 
@@ -78,7 +76,7 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
     let envoy = envoy_binary::find(&dir).inspect_err(|error| eprintln!("!!! envoy IS LEFT OUT: {error}")).ok();
     let hermes = options.hermes.canonicalize().unwrap_or_else(|_| options.hermes.clone());
     let (library, namespace) = (work::library(&dir)?, Namespace::new()?);
-    let cases: Vec<Case> = cases::all().into_iter().filter(|case| case.name().contains(&options.case)).collect();
+    let cases: Vec<Case> = loads::all().into_iter().filter(|case| case.name().contains(&options.case)).collect();
     let mut all = Rounds::new();
     for round in 0..options.rounds {
         for case in &cases {

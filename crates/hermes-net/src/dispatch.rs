@@ -10,6 +10,7 @@ use std::os::fd::AsFd;
 mod assembler;
 mod bpf;
 mod exclusive;
+pub mod listeners;
 mod program;
 pub mod scheduler;
 mod table;

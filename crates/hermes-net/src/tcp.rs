@@ -41,6 +41,16 @@ pub fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
+/// Accepts a connection that waits in the queue of a socket that does not block.
+///
+/// # Errors
+/// As of accept(2); `WouldBlock`: none waits.
+pub fn accept_waiting(listener: &std::net::TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (stream, source) = listener.accept()?;
+    stream.set_nonblocking(true)?;
+    Ok((TcpStream::from_std(stream)?, source))
+}
+
 /// Opens a listening socket that is bound to a device: it receives packets only from the device and sends only into it,
 /// regardless of routes. Its connections do not carry the node's mark, so that a capture routes their packets back into
 /// the device.

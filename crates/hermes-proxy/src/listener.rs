@@ -37,6 +37,7 @@ use hermes_model::facts::Trust;
 use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol};
 use hermes_net::dispatch::ExclusiveListener;
 use hermes_net::quic::Group;
+use hermes_net::tcp::accept_waiting;
 use hermes_net::tls::RustlsServerConfig;
 use hermes_net::transparent::Interception;
 use hermes_net::{Io, tls};
@@ -171,26 +172,17 @@ impl Acceptor {
                 listener.set_nonblocking(true)?;
                 let listener = TcpListener::from_std(listener)?;
                 let known = CurrentListener::new(worker, socket.name);
-                worker.spawn(async move {
-                    accept_all(here, listener, known, ending, begin_tcp).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, accept_all(here, listener, known, ending, begin_tcp));
             }
             BoundSocket::SharedTcp(listener) => {
                 let listener = ExclusiveListener::new(listener)?;
                 let known = CurrentListener::new(worker, socket.name);
-                worker.spawn(async move {
-                    accept_all(here, listener, known, ending, begin_tcp).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, accept_all(here, listener, known, ending, begin_tcp));
             }
             BoundSocket::Quic(group, slot) => {
                 let known = CurrentListener::new(worker, socket.name);
                 let acceptor = quic::open(worker, acceptors, &group, slot, &known)?;
-                worker.spawn(async move {
-                    quic::accept_all(here, acceptor, known, ending).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, quic::accept_all(here, acceptor, known, ending));
             }
             BoundSocket::Transparent(interception, slot) => {
                 let interceptor = transparent::open(worker, interception, slot)?;
@@ -200,44 +192,29 @@ impl Acceptor {
             BoundSocket::Udp(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
-                worker.spawn(async move {
-                    udp::receive_all(here, bound, socket.name, ending, udp::Targets::Document).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, udp::receive_all(here, bound, socket.name, ending, udp::Targets::Document));
             }
             BoundSocket::Ndn(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
-                worker.spawn(async move {
-                    ndn::receive_all(here, bound, socket.name, ending).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, ndn::receive_all(here, bound, socket.name, ending));
             }
             BoundSocket::Unix(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = tokio::net::UnixListener::from_std(bound)?;
                 let known = CurrentListener::new(worker, socket.name);
-                worker.spawn(async move {
-                    accept_all(here, bound, known, ending, unix::begin).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, accept_all(here, bound, known, ending, unix::begin));
             }
             BoundSocket::Rina(bound) => {
                 bound.set_nonblocking(true)?;
                 let known = CurrentListener::new(worker, socket.name);
-                worker.spawn(async move {
-                    rina::accept_all(here, bound, known, ending).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, rina::accept_all(here, bound, known, ending));
             }
             BoundSocket::Dns(bound) => {
                 bound.set_nonblocking(true)?;
                 let bound = hermes_net::udp::UdpSocket::from_std(bound)?;
                 let known = CurrentListener::new(worker, socket.name);
-                worker.spawn(async move {
-                    dns::receive_all(here, bound, known, ending).await;
-                    ended.set(());
-                });
+                spawn_until(worker, ended, dns::receive_all(here, bound, known, ending));
             }
         }
         Ok(this)
@@ -252,6 +229,14 @@ impl Acceptor {
         self.ending.set(how);
         self.ended.wait().await;
     }
+}
+
+/// Spawns the task of a listener, which tells when it has ended.
+fn spawn_until(worker: &Worker, ended: Rc<Oneshot<()>>, task: impl Future<Output = ()> + 'static) {
+    worker.spawn(async move {
+        task.await;
+        ended.set(());
+    });
 }
 
 /// Pause after an error that an immediate retry would repeat, such as exhausted file descriptors.
@@ -305,10 +290,7 @@ impl Accept for TcpListener {
 
     fn into_queue(self) -> io::Result<impl FnMut() -> io::Result<(TcpStream, SocketAddr)>> {
         let listener = self.into_std()?;
-        Ok(move || {
-            let (tcp, source) = listener.accept()?;
-            Ok((into_stream(tcp)?, source))
-        })
+        Ok(move || accept_waiting(&listener))
     }
 }
 
@@ -316,21 +298,12 @@ impl Accept for ExclusiveListener {
     type Stream = TcpStream;
 
     async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (tcp, source) = ExclusiveListener::accept(self).await?;
-        Ok((into_stream(tcp)?, source))
+        ExclusiveListener::accept(self).await
     }
 
     fn into_queue(self) -> io::Result<impl FnMut() -> io::Result<(TcpStream, SocketAddr)>> {
-        Ok(move || {
-            let (tcp, source) = self.listener().accept()?;
-            Ok((into_stream(tcp)?, source))
-        })
+        Ok(move || accept_waiting(self.listener()))
     }
-}
-
-fn into_stream(tcp: std::net::TcpStream) -> io::Result<TcpStream> {
-    tcp.set_nonblocking(true)?;
-    TcpStream::from_std(tcp)
 }
 
 /// Begins to serve a connection.

@@ -25,3 +25,10 @@ pub fn find(name: &str, variable: &str, target: &Path) -> Result<PathBuf> {
         remedy: format!("run scripts/setup.sh, which puts it at {}, or set {variable} to its path", tool.display()),
     })
 }
+
+/// The first program of that name in the PATH or in the directories of system programs.
+pub fn on_path(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    env::split_paths(&path).chain(system).map(|dir| dir.join(name)).find(|file| file.is_file())
+}

@@ -7,8 +7,9 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result};
 use hermes_testkit::process::{Port, Running};
 
-use super::{Contender, launch, on_path, ready, version_of};
+use super::{Contender, launch, ready, version_of};
 use crate::chain::{Chain, ClientListeners, Location, Plan, Security, Shape};
+use hermes_testkit::tool::on_path;
 
 /// Debian's nginx.
 pub(crate) struct Nginx;

@@ -11,7 +11,7 @@ use hermes_testkit::netns::Namespace;
 use hermes_testkit::process::{Port, Program, Running};
 use serde_json::json;
 
-use crate::contender::on_path;
+use hermes_testkit::tool::on_path;
 
 /// The first port of the listeners.
 pub(super) const FIRST_PORT: u16 = 9000;

@@ -1,7 +1,8 @@
-//! What the workers of a proxy do while a load runs.
+//! Looks at the workers of a proxy while a load runs.
 //!
 //! In: a running proxy. Out: how evenly CPU time and connections are spread over its workers. Never: a pause of the load.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
@@ -9,10 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use hermes_testkit::process::Running;
 
-use super::Figures;
 use super::contenders::{ADMIN, Contender, Place};
 use crate::pep::mean_and_median;
 use crate::relay::client::ended;
+
+/// The figures of a round by name.
+pub(super) type Figures = BTreeMap<&'static str, f64>;
 
 /// Time between two looks at the workers.
 const INTERVAL: Duration = Duration::from_secs(1);

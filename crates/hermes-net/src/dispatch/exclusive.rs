@@ -6,12 +6,15 @@
 
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::net::TcpStream;
+
+use crate::tcp::accept_waiting;
 
 /// A listening socket, as one worker waits on it.
 #[derive(Debug)]
@@ -44,7 +47,7 @@ impl ExclusiveListener {
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         loop {
             let mut ready = self.placeholder.readable().await?;
-            if let Ok(accepted) = ready.try_io(|_| self.listener.accept()) {
+            if let Ok(accepted) = ready.try_io(|_| accept_waiting(&self.listener)) {
                 return accepted;
             }
         }
@@ -123,7 +126,7 @@ fn remove(epoll: &OwnedFd, listener: &TcpListener) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use std::io::{Read as _, Write as _};
+    use std::io::Write as _;
     use std::net::Ipv4Addr;
     use std::sync::mpsc;
     use std::time::Duration;
@@ -157,8 +160,7 @@ mod tests {
                     ready.send(()).unwrap();
                     while let Ok((mut stream, _)) = listener.accept().await {
                         let mut byte = [0; 1];
-                        stream.set_nonblocking(false).unwrap();
-                        stream.read_exact(&mut byte).unwrap();
+                        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut byte).await.unwrap();
                         accepted.send(worker).unwrap();
                         // The first byte of a connection says whether its worker stands still.
                         if byte[0] == 1 {
@@ -170,7 +172,7 @@ mod tests {
             started.recv().unwrap();
         }
         let connect = |byte| {
-            let mut stream = TcpStream::connect(address).unwrap();
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
             stream.write_all(&[byte]).unwrap();
             by.recv_timeout(Duration::from_secs(60)).unwrap()
         };
@@ -202,7 +204,7 @@ mod tests {
             let address = listener.local_addr().unwrap();
             let first = ExclusiveListener::new(listener.try_clone().unwrap()).unwrap();
             drop(first);
-            let _queued = TcpStream::connect(address).unwrap();
+            let _queued = std::net::TcpStream::connect(address).unwrap();
             // An event with a registration that ended would be one of freed memory.
             tokio::time::sleep(Duration::from_millis(20)).await;
             let second = ExclusiveListener::new(listener).unwrap();

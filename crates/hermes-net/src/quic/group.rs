@@ -19,7 +19,6 @@ use rand::Rng;
 
 use super::connection_id::ReaderId;
 use super::forwarder::{self, DatagramForwarder, ForwardError};
-use crate::dispatch::{Dispatcher, Table};
 use crate::reuseport;
 
 /// Maximum number of readers that a connection id can distinguish.
@@ -99,12 +98,9 @@ impl Group {
         }
     }
 
-    /// Has the kernel select the socket of a new connection by the table of workers, and by the connection id afterwards.
-    ///
-    /// # Errors
-    /// As of [`Dispatcher::attach`]. The filter stays then.
-    pub fn direct(&self, table: &Table) -> io::Result<Dispatcher> {
-        Dispatcher::attach_quic(table, &self.sockets, self.tag)
+    /// The sockets in the order of their readers, and the tag in the connection ids of this process.
+    pub fn sockets(&self) -> (&[UdpSocket], u16) {
+        (&self.sockets, self.tag)
     }
 
     /// The address of all sockets.

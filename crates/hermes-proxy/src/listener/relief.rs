@@ -8,7 +8,9 @@ use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::{CurrentListener, MAX_ACCEPT_BACKLOG, begin_tcp, into_stream, is_about_one_connection};
+use hermes_net::tcp::accept_waiting;
+
+use super::{CurrentListener, MAX_ACCEPT_BACKLOG, begin_tcp, is_about_one_connection};
 use crate::worker::Worker;
 
 /// The TCP sockets of a listener, in the order of the workers that read them.
@@ -34,13 +36,12 @@ pub(crate) fn relieve(worker: &Rc<Worker>, queues: &[AcceptQueues]) {
 fn accept_all(worker: &Rc<Worker>, listener: &Arc<str>, socket: &TcpListener) {
     let mut known = None;
     for _ in 0..MAX_ACCEPT_BACKLOG {
-        let accepted = match socket.accept() {
-            Ok((tcp, source)) => into_stream(tcp).map(|stream| (stream, source)),
+        let (stream, source) = match accept_waiting(socket) {
+            Ok(accepted) => accepted,
             Err(error) if is_about_one_connection(&error) => continue,
             // None waits, or no descriptor is left.
             Err(_) => return,
         };
-        let Ok((stream, source)) = accepted else { return };
         let known = known.get_or_insert_with(|| CurrentListener::new(worker, listener.clone()));
         worker.shared.metrics.connections_relieved.inc();
         begin_tcp(worker, known, stream, source);

@@ -142,14 +142,7 @@ impl Socket {
     pub(super) fn group(&self) -> Option<&Arc<Group>> {
         match self {
             Socket::Quic(group, _) => Some(group),
-            Socket::Tcp(_)
-            | Socket::SharedTcp(_)
-            | Socket::Udp(_)
-            | Socket::Dns(_)
-            | Socket::Ndn(_)
-            | Socket::Rina(_)
-            | Socket::Unix(..)
-            | Socket::Transparent(..) => None,
+            _ => None,
         }
     }
 

@@ -26,7 +26,7 @@ const UNACCEPTED_INTERVAL: Duration = Duration::from_secs(60);
 pub struct Shared {
     /// The number of workers.
     pub workers: usize,
-    /// What the workers say of themselves, by which the kernel distributes connections.
+    /// The status of all workers, by which the kernel distributes connections.
     pub status: Arc<Workers>,
     pub metrics: Metrics,
     pub no_route: Arc<str>,

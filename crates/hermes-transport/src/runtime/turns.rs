@@ -59,7 +59,7 @@ fn add(number: &AtomicU64, value: u64) {
     number.store(number.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
 }
 
-/// What is counted of the turns of a worker.
+/// The counters of a worker's turns.
 #[derive(Debug, Default)]
 pub struct TurnCounts {
     /// Polled tasks of each turn.

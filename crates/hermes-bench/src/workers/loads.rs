@@ -10,7 +10,7 @@ use hermes_testkit::load::{Load, Outcome, Task};
 use hermes_testkit::process::{Program, Running};
 
 use super::contenders::{Contender, FIRST_PORT, Place};
-use super::{Figures, samples};
+use super::samples::{self, Figures};
 
 /// Time after which a response counts as delayed (the paper's probes: 1 ms is normal).
 const DELAYED_MS: u64 = 200;
@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Medium and heavy loads are two and three times as much as light ones (Section 6.2).
 const LOADS: [(&str, f64); 3] = [("light", 1.0), ("medium", 2.0), ("heavy", 3.0)];
 
-/// What clients do in a cell.
+/// The clients of a cell.
 pub(super) struct Traffic {
     name: &'static str,
     listeners: u16,
