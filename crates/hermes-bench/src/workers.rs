@@ -94,7 +94,7 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
                 let (case_name, name) = (case.name(), contender.name());
                 eprintln!("round {} of {}: {case_name}: {name}", round + 1, options.rounds);
                 let Some(proxy) = start(&place, contender)? else { continue };
-                let figures = case.measure(&place, &proxy, contender, options.seconds);
+                let figures = case.measure(&place, &proxy, contender, (options.seconds, round as u64));
                 let figures = figures.with_context(|| format!("{case_name}: {name}"))?;
                 proxy.end(END_WITHIN)?;
                 let rounds = all.entry(case_name).or_default().entry(name).or_default();

@@ -44,6 +44,8 @@ const FIRST_IDS: u32 = 16 << 10;
 /// The program of a listener.
 pub struct Dispatcher {
     sockets: SocketArray,
+    /// The length of the array.
+    length: usize,
     /// The kernel keeps them for the program, too.
     _first_ids: Option<LruMap>,
     _program: Program,
@@ -93,7 +95,12 @@ impl Dispatcher {
         if let Some(first) = sockets.first() {
             program.attach(first.as_fd())?;
         }
-        Ok(Self { sockets: array, _first_ids: first_ids, _program: program })
+        Ok(Self { sockets: array, length: count * size, _first_ids: first_ids, _program: program })
+    }
+
+    /// Leaves the choice to the kernel, so that another process can dispatch to the same sockets.
+    pub fn release(&self) {
+        (0..self.length).for_each(|worker| self.sockets.remove(worker));
     }
 
     /// A worker has another socket from now on.

@@ -11,7 +11,6 @@ pub(crate) mod h3;
 pub(crate) mod http;
 mod interim;
 mod ip;
-mod lingering_close;
 mod ndn;
 pub(crate) mod quic;
 pub(crate) mod relief;

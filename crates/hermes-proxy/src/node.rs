@@ -111,6 +111,8 @@ pub struct Node {
     orphans: Vec<OrphanedSocket>,
     /// The node no longer listens, whatever a document says.
     closed: bool,
+    /// A predecessor still has the sockets, too.
+    awaits_handover: bool,
 }
 
 /// The actual address of a listener.
@@ -183,6 +185,7 @@ impl Node {
             workers.push(start_worker(start).map_err(|error| fault("workers", error))?);
         }
         introduce(&workers, &shared, &channels);
+        let is_successor = !inherited.is_empty();
         let mut by_label: HashMap<String, Vec<OwnedFd>> = HashMap::new();
         for handed in inherited {
             by_label.entry(handed.label).or_default().push(handed.fd);
@@ -212,6 +215,7 @@ impl Node {
             lingering: Vec::new(),
             orphans: Vec::new(),
             closed: false,
+            awaits_handover: is_successor,
         };
         node.begin_custody(&generation.snapshot).map_err(|error| fault("state", error))?;
         node.run(generation).await?;
@@ -247,9 +251,11 @@ impl Node {
         if let Some(resting) = self.resting_before.take().and_then(|fd| read_text(&fd).ok()) {
             self.services.given.go_on_resting(&resting);
         }
+        self.awaits_handover = false;
         let held_back = std::mem::take(&mut self.held_back);
         let has_devices = self.read_devices();
         if held_back.is_empty() && !has_devices {
+            self.dispatch(&self.current.load_full());
             return Ok(());
         }
         for group in held_back.iter().filter_map(|key| self.sockets.get(key)?.first()?.group()) {
@@ -331,8 +337,7 @@ impl Node {
         self.bound = bound;
         self.part_with_unused();
         self.follow_captures(&generation.snapshot);
-        let (dispatch, table) = (&generation.snapshot.dispatch, &self.shared.status.table);
-        self.dispatchers.follow(dispatch, table, &self.sockets, &self.held_back);
+        self.dispatch(&generation);
         self.current.store(generation.clone());
         self.guard_addresses(&generation);
         self.shared.metrics.generation.set(generation.number as i64);
@@ -382,11 +387,19 @@ impl Node {
         Ok(Prepared { opened, made, queues, for_worker, bound, lost })
     }
 
+    /// Has the kernel choose workers as the document says. While a predecessor dispatches to the same sockets, nothing changes.
+    fn dispatch(&mut self, generation: &Generation) {
+        if !self.awaits_handover && !self.closed {
+            let (dispatch, table) = (&generation.snapshot.dispatch, &self.shared.status.table);
+            self.dispatchers.follow(dispatch, table, &self.sockets, &self.held_back);
+        }
+    }
+
     /// The TCP sockets of all listeners.
     fn accept_queues(&self) -> Arc<[AcceptQueues]> {
         let tcp = self.bound.iter().filter(|((_, transport), _)| *transport == Transport::Tcp);
         tcp.filter_map(|((listener, _), key)| {
-            let sockets = self.sockets.get(key)?.iter().filter_map(Socket::tcp).cloned().collect();
+            let sockets = self.sockets.get(key)?.iter().filter_map(Socket::tcp).map(Arc::downgrade).collect();
             Some(AcceptQueues { listener: listener.clone(), sockets })
         })
         .collect()

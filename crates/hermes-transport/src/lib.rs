@@ -15,6 +15,7 @@ pub mod early_payload;
 pub mod error;
 pub mod h3;
 pub mod headers;
+pub mod lingering_close;
 pub mod log_throttle;
 pub mod metrics;
 pub mod oneshot;

@@ -118,18 +118,18 @@ impl Case {
         }
     }
 
-    /// Measures a contender for some seconds.
+    /// Measures a contender for some seconds. The same seed makes the same clients.
     pub(super) fn measure(
         &self,
         place: &Place<'_>,
         proxy: &Running,
         contender: Contender,
-        seconds: u64,
+        (seconds, seed): (u64, u64),
     ) -> Result<Figures> {
         let watch = vec![proxy.pid()];
         match self {
             Self::Cell(traffic, _, rate) => {
-                let load = arrivals(place, *rate, traffic, seconds);
+                let load = arrivals(place, *rate, traffic, (seconds, seed));
                 let load = start_load(place, "load", &Task { load, watch })?;
                 let mut figures = Figures::new();
                 let times = (Duration::from_millis(traffic.warmup_ms), seconds);
@@ -142,9 +142,10 @@ impl Case {
                 let seconds = seconds * PROBES_LAST;
                 let (rate, work) = HANGS;
                 let hangs = traffic_of(&[(work, 1)]);
-                let hangs = start_load(place, "hangs", &Task { load: one(place, rate, &hangs, seconds), watch })?;
+                let hangs =
+                    start_load(place, "hangs", &Task { load: one(place, rate, &hangs, (seconds, seed)), watch })?;
                 let probes = traffic_of(&[("none", 1)]);
-                let load = one(place, PROBES, &probes, seconds);
+                let load = one(place, PROBES, &probes, (seconds, seed + 1));
                 let outcome = outcome_of(start_load(place, "load", &Task { load, watch: Vec::new() })?, seconds)?;
                 outcome_of(hangs, seconds)?;
                 Ok(figures_of(&outcome))
@@ -171,7 +172,7 @@ fn traffic_of(work: &[(&'static str, u32)]) -> Vec<(String, u32)> {
     work.iter().map(|(work, weight)| ((*work).to_owned(), *weight)).collect()
 }
 
-fn one(place: &Place<'_>, rate: f64, work: &[(String, u32)], seconds: u64) -> Load {
+fn one(place: &Place<'_>, rate: f64, work: &[(String, u32)], (seconds, seed): (u64, u64)) -> Load {
     Load::Arrivals {
         addresses: addresses(place),
         rate,
@@ -179,12 +180,13 @@ fn one(place: &Place<'_>, rate: f64, work: &[(String, u32)], seconds: u64) -> Lo
         pause: 0,
         work: work.to_vec(),
         delayed: DELAYED_MS,
+        seed,
         warmup: 1000,
         window: seconds * 1000,
     }
 }
 
-fn arrivals(place: &Place<'_>, rate: f64, traffic: &Traffic, seconds: u64) -> Load {
+fn arrivals(place: &Place<'_>, rate: f64, traffic: &Traffic, (seconds, seed): (u64, u64)) -> Load {
     Load::Arrivals {
         addresses: addresses(place),
         rate,
@@ -192,6 +194,7 @@ fn arrivals(place: &Place<'_>, rate: f64, traffic: &Traffic, seconds: u64) -> Lo
         pause: traffic.pause,
         work: traffic_of(traffic.work),
         delayed: DELAYED_MS,
+        seed,
         warmup: traffic.warmup_ms,
         window: seconds * 1000,
     }
@@ -221,7 +224,7 @@ fn figures_of(outcome: &Outcome) -> Figures {
         ("p99_ms", latency.p99_us / 1000.0),
         ("p999_ms", latency.p999_us / 1000.0),
         ("max_ms", latency.max_us / 1000.0),
-        ("responses_s", outcome.completed as f64 / outcome.seconds),
+        ("responses_s", outcome.in_time.unwrap_or(outcome.completed) as f64 / outcome.seconds),
         ("failed", outcome.failed as f64),
         ("delayed", outcome.delayed as f64),
     ]);

@@ -217,6 +217,7 @@ const LAYERS: [(&str, &[&str]); 3] = [
             "datagram",
             "body_writer",
             "tunnel_copy",
+            "lingering_close",
         ],
     ),
     ("hermes-outbound", &["rate_limit", "virtual_ip", "reverse", "upstream", "generation", "outbound"]),

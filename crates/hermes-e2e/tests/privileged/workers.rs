@@ -107,6 +107,8 @@ async fn no_new_connection_waits_for_a_worker_that_stands_still() {
     let overlay = Overlay::new(hermes()).unwrap();
     let mut node = start(&overlay, "directed").await;
     assert_eq!(delayed(&node, 40).await, 0, "{}", node.log());
+    let relieved = node.metric("hermes_connections_relieved_total", "").await.unwrap();
+    assert!(relieved < 1.0, "the kernel passed over that worker, so that others did not have to accept for it");
     change(&mut node, "reuseport").await;
     // Each of them comes to that worker with a probability of 1/4.
     assert_ne!(delayed(&node, 80).await, 0, "the hash knows nothing of workers");
@@ -203,7 +205,10 @@ async fn a_successor_directs_connections_as_its_own_document_says() {
     assert_eq!(delayed(&first, 40).await, 0);
     let second = process("second", "directed").await.unwrap();
     poll::until("the first one parts", || async { first.log().contains("another process has the listeners") }).await;
+    // The program of the first one is released while it parts.
+    poll::until("the second one directs", || async { status(&second).await["dispatch"] == "directed" }).await;
     assert_eq!(delayed(&second, 40).await, 0, "{}", second.log());
+    assert!(!second.log().contains("the kernel hashes"), "{}", second.log());
     let mut third = process("third", "reuseport").await.unwrap();
     poll::until("the second one parts", || async { second.log().contains("another process has the listeners") }).await;
     assert_ne!(delayed(&third, 80).await, 0, "the program of the second one has gone");

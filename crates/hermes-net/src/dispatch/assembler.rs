@@ -69,7 +69,7 @@ const SIZE_64: u8 = 0x18;
 const LOAD_64_CONSTANT: u8 = CLASS_LOAD | SIZE_64;
 const CALL: u8 = CLASS_JUMP | 0x80;
 const EXIT: u8 = CLASS_JUMP | 0x90;
-const ATOMIC_ADD_AND_FETCH: i32 = 0x01;
+const ATOMIC_FETCH_AND_ADD: i32 = 0x01;
 /// In the source register of a 64-bit constant: the constant is the descriptor of a map.
 const IS_MAP: u8 = 1;
 
@@ -138,7 +138,7 @@ impl Assembler {
 
     /// Adds to a 64-bit number in memory, and puts the number before into `addend`. Atomic.
     pub(super) fn fetch_and_add(&mut self, to: Register, offset: i16, addend: Register) {
-        self.add(CLASS_ATOMIC_64, to.number(), addend.number(), offset, ATOMIC_ADD_AND_FETCH);
+        self.add(CLASS_ATOMIC_64, to.number(), addend.number(), offset, ATOMIC_FETCH_AND_ADD);
     }
 
     pub(super) fn label(&mut self) -> Label {

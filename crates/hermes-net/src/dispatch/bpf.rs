@@ -14,6 +14,7 @@ use super::assembler::Instruction;
 /// linux/bpf.h: the commands of the system call.
 const BPF_MAP_CREATE: c_long = 0;
 const BPF_MAP_UPDATE_ELEM: c_long = 2;
+const BPF_MAP_DELETE_ELEM: c_long = 3;
 const BPF_PROG_LOAD: c_long = 5;
 
 /// linux/bpf.h: the types of maps.
@@ -165,6 +166,14 @@ impl SocketArray {
             flags: 0,
         };
         call(BPF_MAP_UPDATE_ELEM, &update).map(drop)
+    }
+
+    /// Forgets the socket of a worker, so that another array can have it: a socket is in one array at most.
+    pub(super) fn remove(&self, worker: usize) {
+        let key = u32::try_from(worker).unwrap_or(u32::MAX);
+        let removal = MapUpdate { map: number(self.fd.as_fd()), padding: 0, key: address(&key), value: 0, flags: 0 };
+        // There may be none.
+        let _ = call(BPF_MAP_DELETE_ELEM, &removal);
     }
 }
 

@@ -28,7 +28,7 @@ enum Choice {
     /// A filter takes the first socket. It needs no privilege.
     First,
     /// By a program, which reads the mode from the table.
-    Program(#[expect(dead_code, reason = "it keeps the program's maps")] Dispatcher),
+    Program(Dispatcher),
 }
 
 /// The way in which the kernel chooses sockets, for each listener.
@@ -46,6 +46,15 @@ impl<Key: Clone + Eq + Hash> Listeners<Key> {
     /// Forgets listeners that are closed.
     pub fn retain(&mut self, is_open: impl Fn(&Key) -> bool) {
         self.choices.retain(|key, _| is_open(key));
+    }
+
+    /// Leaves all sockets to another process.
+    pub fn release(&mut self) {
+        for (_, choice) in self.choices.drain() {
+            if let Choice::Program(program) = choice {
+                program.release();
+            }
+        }
     }
 
     /// Applies a mode to a listener.

@@ -15,11 +15,11 @@ use hermes_net::Io;
 use http::HeaderValue;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::lingering_close::LingeringClose;
 use super::{Ready, h1, h2};
 use crate::worker::Worker;
 use hermes_outbound::reverse::UplinkConnection;
 use hermes_transport::body::TrailerSlot;
+use hermes_transport::lingering_close::LingeringClose;
 use hermes_transport::runtime::session::{Connection, Stage};
 use hermes_wire::request_target::RequestTargetEscaper;
 

@@ -6,11 +6,11 @@
 
 use std::net::TcpListener;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use hermes_net::tcp::accept_waiting;
 
-use super::{CurrentListener, MAX_ACCEPT_BACKLOG, begin_tcp, is_about_one_connection};
+use super::{CurrentListener, begin_tcp, is_about_one_connection};
 use crate::worker::Worker;
 
 /// The TCP sockets of a listener, in the order of the workers that read them.
@@ -18,32 +18,41 @@ pub(crate) struct AcceptQueues {
     /// The listener's name.
     pub(crate) listener: Arc<str>,
     /// A worker reads each socket whose index leaves its number, divided by the number of workers.
-    pub(crate) sockets: Vec<Arc<TcpListener>>,
+    pub(crate) sockets: Vec<Weak<TcpListener>>,
 }
+
+/// Connections that a worker accepts for others in a tick. More would make it stand still itself.
+const MAX_RELIEVED: usize = 32;
 
 /// Accepts what waits for workers that stand still.
 pub(crate) fn relieve(worker: &Rc<Worker>, queues: &[AcceptQueues]) {
-    let status = &worker.shared.status;
+    let (status, mut left) = (&worker.shared.status, MAX_RELIEVED);
     for hung in status.hung().into_iter().filter(|hung| *hung != worker.number) {
         for queue in queues {
             for socket in queue.sockets.iter().skip(hung).step_by(worker.shared.workers) {
-                accept_all(worker, &queue.listener, socket);
+                let Some(socket) = socket.upgrade() else { continue };
+                left -= accept(worker, &queue.listener, &socket, left);
+                if left == 0 {
+                    return;
+                }
             }
         }
     }
 }
 
-fn accept_all(worker: &Rc<Worker>, listener: &Arc<str>, socket: &TcpListener) {
+/// Accepts at most so many connections, and returns their number.
+fn accept(worker: &Rc<Worker>, listener: &Arc<str>, socket: &TcpListener, most: usize) -> usize {
     let mut known = None;
-    for _ in 0..MAX_ACCEPT_BACKLOG {
+    for number in 0..most {
         let (stream, source) = match accept_waiting(socket) {
             Ok(accepted) => accepted,
             Err(error) if is_about_one_connection(&error) => continue,
             // None waits, or no descriptor is left.
-            Err(_) => return,
+            Err(_) => return number,
         };
         let known = known.get_or_insert_with(|| CurrentListener::new(worker, listener.clone()));
         worker.shared.metrics.connections_relieved.inc();
         begin_tcp(worker, known, stream, source);
     }
+    most
 }

@@ -20,6 +20,11 @@ pub(super) struct Dispatchers {
 }
 
 impl Dispatchers {
+    /// Leaves all sockets to a successor.
+    pub(super) fn release(&mut self) {
+        self.listeners.release();
+    }
+
     /// Applies the document to all listeners. A predecessor still reads the sockets of `held_back`.
     pub(super) fn follow(
         &mut self,
@@ -36,7 +41,7 @@ impl Dispatchers {
             DispatchMode::Exclusive => Mode::First,
         };
         table.set_parameters(&parameters(dispatch));
-        table.set_mode(mode);
+        let mut is_applied = true;
         for (key, sockets) in sockets.iter().filter(|(key, sockets)| sockets.len() > 1 && !held_back.contains(key)) {
             let group: Vec<_> = sockets.iter().filter_map(Socket::tcp).collect();
             let sockets = match &sockets[0] {
@@ -48,16 +53,19 @@ impl Dispatchers {
                 _ => continue,
             };
             let applied = self.listeners.apply(mode, table, key, sockets);
-            if let Err(error) = applied
-                && !std::mem::replace(&mut self.is_reported, true)
-            {
-                tracing::warn!(
-                    address = %key,
-                    %error,
-                    "the kernel hashes connections onto workers; `dispatch: directed` needs CAP_BPF and CAP_NET_ADMIN"
-                );
+            if let Err(error) = applied {
+                is_applied = false;
+                if !std::mem::replace(&mut self.is_reported, true) {
+                    tracing::warn!(
+                        address = %key,
+                        %error,
+                        "the kernel hashes connections onto workers; this mode of `dispatch` needs CAP_BPF and CAP_NET_ADMIN"
+                    );
+                }
             }
         }
+        self.is_reported &= !is_applied;
+        table.set_mode(if is_applied { mode } else { Mode::Hash });
     }
 }
 

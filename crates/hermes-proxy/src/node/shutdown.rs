@@ -49,6 +49,7 @@ impl Node {
     /// end of this call on.
     pub async fn close(&mut self, handed: bool) {
         self.closed = true;
+        self.dispatchers.release();
         if !handed {
             self.sockets.values().flatten().for_each(Socket::make_way);
         }

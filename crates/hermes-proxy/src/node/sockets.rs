@@ -226,9 +226,9 @@ impl Socket {
                     .into_iter()
                     .for_each(|ForwardSocket { reader, fd }| add(format!("{label}{WAY}{reader}"), fd));
             }
-            // The next process makes an interception of its own, before this one ends.
             // It is among the sockets of TCP.
             Socket::SharedTcp(_) => {}
+            // The next process makes an interception of its own, before this one ends.
             Socket::Quic(..) | Socket::Transparent(..) => {}
         }
         Ok(())

@@ -3,6 +3,7 @@
 //! In: commands of the node (apply, drain, list), and messages of other workers. Out: served sessions. The loop owns
 //! what accepts or dials on its own: acceptors, captures, dialers. Never: a session; tasks of the worker serve those.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
@@ -34,6 +35,8 @@ use hermes_transport::runtime::{Shared, WorkerContext};
 
 /// The interval of the sweep and of the coarse clock.
 const TICK: Duration = Duration::from_millis(100);
+/// The pause before a worker that broke begins anew.
+const PAUSE_AFTER_BREAK: Duration = Duration::from_millis(100);
 /// The number of tasks polled before network events are read. A turn of a busy tunnel takes a millisecond.
 const TASKS_PER_TURN: u32 = 16;
 
@@ -79,18 +82,36 @@ pub(super) struct Start {
 /// Runs a worker until it is told to stop. Called on a thread of its own. A panic ends all connections of the worker, but a panic of
 /// a task ends only that task. The worker then begins anew, and the node gives it its listeners.
 pub(super) fn run(mut start: Start) -> std::io::Result<()> {
+    let end = End::default();
+    let mut has_broken = false;
     loop {
-        match std::panic::catch_unwind(AssertUnwindSafe(|| run_once(&mut start))) {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| run_once(&mut start, &end))) {
+            Ok(Err(error)) if has_broken => {
+                tracing::error!(worker = start.number, %error, "a worker cannot begin anew")
+            }
             Ok(ended) => return ended,
             // The panic hook has reported where it happened.
-            Err(_) => tracing::error!(worker = start.number, "a worker broke, with its connections; it begins anew"),
+            Err(_) if end.is_stopped.get() => return Ok(()),
+            Err(_) => {
+                has_broken = true;
+                tracing::error!(worker = start.number, "a worker broke, with its connections; it begins anew");
+                start.shared.metrics.worker_breaks.inc();
+                start.shared.lose_worker(start.number);
+            }
         }
-        start.shared.metrics.worker_breaks.inc();
-        start.shared.lose_worker(start.number);
+        #[expect(clippy::disallowed_methods, reason = "the thread has nothing else to do")]
+        std::thread::sleep(PAUSE_AFTER_BREAK);
     }
 }
 
-fn run_once(start: &mut Start) -> std::io::Result<()> {
+/// What a worker that begins anew must know of its commands.
+#[derive(Default)]
+struct End {
+    is_closed: Cell<bool>,
+    is_stopped: Cell<bool>,
+}
+
+fn run_once(start: &mut Start, end: &End) -> std::io::Result<()> {
     let Start { number, shared, services, channels, current, log, commands, messages } = start;
     let turns = Turns::new(shared.clone(), *number);
     let (at_end, at_begin) = (turns.clone(), turns.clone());
@@ -103,7 +124,10 @@ fn run_once(start: &mut Start) -> std::io::Result<()> {
         let context = Rc::new(WorkerContext::new(turns, shared.clone(), generation.snapshot.clone(), log.clone()));
         let outbound = Rc::new(Outbound::new(context, generation, channels.clone()));
         let worker = Rc::new(Worker::new(outbound, services.clone()));
-        WorkerLoop::new(&worker).serve(commands, messages).await;
+        if end.is_closed.get() {
+            worker.begin_draining();
+        }
+        WorkerLoop::new(&worker, end).serve(commands, messages).await;
         // Tasks first: sessions may still use connections.
         WorkerContext::end(&worker).await;
         Outbound::end(&worker).await;
@@ -114,6 +138,7 @@ fn run_once(start: &mut Start) -> std::io::Result<()> {
 /// The acceptors and dialers of a worker.
 struct WorkerLoop<'w> {
     worker: &'w Rc<Worker>,
+    end: &'w End,
     /// The acceptors of each listener.
     acceptors: HashMap<(Arc<str>, Transport), Vec<Acceptor>>,
     /// The TCP sockets of all workers.
@@ -127,9 +152,10 @@ struct WorkerLoop<'w> {
 }
 
 impl<'w> WorkerLoop<'w> {
-    fn new(worker: &'w Rc<Worker>) -> Self {
+    fn new(worker: &'w Rc<Worker>, end: &'w End) -> Self {
         Self {
             worker,
+            end,
             acceptors: HashMap::new(),
             queues: Arc::default(),
             captures: Captures::default(),
@@ -146,7 +172,10 @@ impl<'w> WorkerLoop<'w> {
         loop {
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(Command::Stop) | None => return,
+                    Some(Command::Stop) | None => {
+                        self.end.is_stopped.set(true);
+                        return;
+                    }
                     Some(command) => self.act(command).await,
                 },
                 Some(message) = messages.recv() => match message {
@@ -173,6 +202,7 @@ impl<'w> WorkerLoop<'w> {
             Command::Displace => worker.entries.displace_for_others(worker),
             Command::Sessions { most, reply } => drop(reply.send(worker.tables.list(most))),
             Command::Close { handed, passages, done } => {
+                self.end.is_closed.set(true);
                 self.close(handed, passages).await;
                 let _ = done.send(());
             }
@@ -271,7 +301,10 @@ impl<'w> WorkerLoop<'w> {
         let gone: Vec<_> = acceptors.keys().filter(|place| is_gone(place)).cloned().collect();
         for place in gone {
             replaced.extend(acceptors.remove(&place).into_iter().flatten());
-            worker.tables.drain_listener(worker, &place.0);
+            // The listener stays if only the mode of dispatching has changed.
+            if place.1 != Transport::SharedTcp {
+                worker.tables.drain_listener(worker, &place.0);
+            }
         }
         replaced.into_iter().for_each(Acceptor::close);
     }

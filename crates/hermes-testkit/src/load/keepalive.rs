@@ -23,7 +23,7 @@ use crate::Result;
 /// The measured time as every connection sees it.
 #[derive(Clone)]
 pub(super) struct Span {
-    begin: Instant,
+    pub(super) begin: Instant,
     pub(super) end: Instant,
     /// True while the clocks run: an answer counts if it comes then. Planned times would not do, since on a busy
     /// machine the clocks are read late.

@@ -70,6 +70,9 @@ pub struct Outcome {
     /// Completed exchanges that took longer than the load calls delayed.
     #[serde(default)]
     pub delayed: u64,
+    /// Responses within the measured time, if others count too: exchanges that began in it.
+    #[serde(default)]
+    pub in_time: Option<u64>,
     /// For a burst, also the latency from each client's own start.
     pub own_latency: Option<Latency>,
     /// Payload bytes that arrived in the measured time (bulk and datagrams).

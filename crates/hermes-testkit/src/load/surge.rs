@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use rand::{SeedableRng as _, rngs::SmallRng};
 use tokio::task::JoinSet;
 
 use super::{
@@ -22,11 +23,12 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
     };
     let mut all = Recorder::default();
     let mut connections = Vec::new();
+    let mut random = SmallRng::seed_from_u64(0);
     let begun = Instant::now();
     for number in 0..*clients {
         tokio::time::sleep_until((begun + Duration::from_secs_f64(number as f64 / rate)).into()).await;
         let opened = async {
-            let mut connection = connect(*address).await?;
+            let mut connection = connect(*address, &mut random).await?;
             connection.get(&request("none"), RESPONSE).await?;
             Ok(connection)
         };

@@ -130,7 +130,11 @@ impl Shared {
 
     /// A worker broke, and has begun anew without listeners.
     pub fn lose_worker(&self, number: usize) {
-        self.lost_workers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        let mut lost = self.lost_workers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !lost.contains(&number) {
+            lost.push(number);
+        }
+        drop(lost);
         self.something_lost.notify_one();
     }
 
@@ -142,12 +146,7 @@ impl Shared {
     /// These workers get their listeners again.
     pub fn found_workers(&self, numbers: &[usize]) {
         let mut lost = self.lost_workers.lock().unwrap_or_else(PoisonError::into_inner);
-        // Each once: one may have broken again in the meantime.
-        for number in numbers {
-            if let Some(place) = lost.iter().position(|other| other == number) {
-                lost.swap_remove(place);
-            }
-        }
+        lost.retain(|number| !numbers.contains(number));
     }
 
     /// Reads the host's addresses again.

@@ -8,7 +8,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -17,8 +17,6 @@ use hermes_net::dispatch::{self, WorkerRow};
 
 use super::Shared;
 
-/// Polls between two looks at the clock. A poll takes some microseconds, and a worker counts as hung after milliseconds.
-const POLLS_PER_STAMP: u64 = 4;
 /// Time after which a loop that does not wait selects workers again.
 const SELECTION_INTERVAL: Duration = Duration::from_millis(5);
 /// The upper bounds of the histograms: powers of two, up to 2^22, and above.
@@ -121,13 +119,10 @@ impl Turns {
     fn polled(&self) {
         let polls = self.polls.load(Ordering::Relaxed) + 1;
         self.polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(POLLS_PER_STAMP) {
-            let now = now();
-            self.row().turn(now);
-            if nanoseconds(now).saturating_sub(self.selected.load(Ordering::Relaxed)) >= nanoseconds(SELECTION_INTERVAL)
-            {
-                self.select(now);
-            }
+        let now = now();
+        self.row().turn(now);
+        if nanoseconds(now).saturating_sub(self.selected.load(Ordering::Relaxed)) >= nanoseconds(SELECTION_INTERVAL) {
+            self.select(now);
         }
     }
 
@@ -149,7 +144,7 @@ pin_project_lite::pin_project! {
 
     impl<F> PinnedDrop for Counted<F> {
         fn drop(this: Pin<&mut Self>) {
-            this.wakes.take();
+            this.wakes.end();
         }
     }
 }
@@ -158,7 +153,7 @@ impl<F> Counted<F> {
     /// Wraps a task that is about to be spawned, which wakes it.
     pub(super) fn new(turns: Arc<Turns>, task: F) -> Self {
         turns.row().add_pending();
-        let wakes = Arc::new(Wakes { turns, is_woken: AtomicBool::new(true), task: OnceLock::new() });
+        let wakes = Arc::new(Wakes { turns, state: AtomicU8::new(WOKEN), task: OnceLock::new() });
         Self { task, waker: wakes.clone().into(), wakes }
     }
 }
@@ -169,23 +164,35 @@ impl<F: Future<Output = ()>> Future for Counted<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.project();
         this.wakes.task.get_or_init(|| cx.waker().clone());
-        this.wakes.take();
+        this.wakes.poll();
         this.wakes.turns.polled();
         this.task.poll(&mut Context::from_waker(this.waker))
     }
 }
 
+/// The states of a task for `Wakes`.
+const ASLEEP: u8 = 0;
+const WOKEN: u8 = 1;
+const ENDED: u8 = 2;
+
 /// The wakes of a task.
 struct Wakes {
     turns: Arc<Turns>,
-    is_woken: AtomicBool,
+    /// Others may hold wakers of a task that has ended: those count no more.
+    state: AtomicU8,
     /// The waker of the runtime, which is the same for the whole life of a spawned task. Empty before the first poll.
     task: OnceLock<Waker>,
 }
 
 impl Wakes {
-    fn take(&self) {
-        if self.is_woken.swap(false, Ordering::AcqRel) {
+    fn poll(&self) {
+        if self.state.swap(ASLEEP, Ordering::AcqRel) == WOKEN {
+            self.turns.row().end_pending();
+        }
+    }
+
+    fn end(&self) {
+        if self.state.swap(ENDED, Ordering::AcqRel) == WOKEN {
             self.turns.row().end_pending();
         }
     }
@@ -197,8 +204,12 @@ impl Wake for Wakes {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.is_woken.swap(true, Ordering::AcqRel) {
+        // Counted first: the poll that ends it may come at once.
+        if self.state.load(Ordering::Relaxed) == ASLEEP {
             self.turns.row().add_pending();
+            if self.state.compare_exchange(ASLEEP, WOKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                self.turns.row().end_pending();
+            }
         }
         if let Some(task) = self.task.get() {
             task.wake_by_ref();
@@ -213,4 +224,72 @@ fn now() -> Duration {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use hermes_net::dispatch::scheduler::Parameters;
+
+    fn pending(turns: &Turns) -> u64 {
+        turns.shared.status.table.statuses().next().unwrap().pending
+    }
+
+    fn poll(task: Pin<&mut impl Future<Output = ()>>) -> bool {
+        task.poll(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
+    #[test]
+    fn a_task_is_pending_from_its_wake_until_its_poll_or_its_end() {
+        let turns = Turns::new(Arc::new(Shared::new(1)), 0);
+        let seen: Arc<OnceLock<Waker>> = Arc::default();
+        let task = {
+            let seen = seen.clone();
+            std::future::poll_fn(move |cx| {
+                seen.get_or_init(|| cx.waker().clone());
+                Poll::<()>::Pending
+            })
+        };
+        let mut task = Box::pin(Counted::new(turns.clone(), task));
+        assert_eq!(pending(&turns), 1, "the runtime polls a spawned task");
+        assert!(poll(task.as_mut()));
+        assert_eq!(pending(&turns), 0);
+        let waker = seen.get().unwrap().clone();
+        waker.wake_by_ref();
+        waker.wake_by_ref();
+        assert_eq!(pending(&turns), 1, "two wakes, one poll");
+        assert!(poll(task.as_mut()));
+        waker.wake_by_ref();
+        assert_eq!(pending(&turns), 1);
+        drop(task);
+        assert_eq!(pending(&turns), 0);
+        waker.wake();
+        assert_eq!(pending(&turns), 0, "nobody polls a task that has ended");
+    }
+
+    #[test]
+    fn a_turn_counts_its_polls_and_selects_workers() {
+        let turns = Turns::new(Arc::new(Shared::new(2)), 1);
+        (0..9).for_each(|_| turns.polled());
+        turns.end();
+        let counts = &turns.shared.status.turns[1];
+        assert_eq!((counts.events.count(), counts.events.sum()), (1, 9));
+        assert!(counts.selections.load(Ordering::Relaxed) >= 1);
+        assert!(turns.shared.status.table.is_selected(1));
+        assert_eq!(turns.shared.status.view()[1].state, "waiting");
+        let patient = Parameters { hung_after: Duration::from_secs(60), ..Parameters::default() };
+        turns.shared.status.table.set_parameters(&patient);
+        turns.begin();
+        assert_eq!(turns.shared.status.view()[1].state, "turning");
+    }
+
+    #[test]
+    fn a_histogram_has_classes_of_powers_of_two() {
+        let histogram = Histogram::default();
+        [0, 1, 2, 3, 4, u64::MAX].into_iter().for_each(|value| histogram.observe(value));
+        let counts = histogram.counts();
+        assert_eq!((&counts[..4], counts[CLASSES - 1]), (&[1, 1, 2, 1][..], 1));
+        assert_eq!(histogram.count(), 6);
+    }
 }

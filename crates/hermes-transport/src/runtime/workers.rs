@@ -142,10 +142,12 @@ impl Collector for Workers {
             let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Histogram)?;
             for (worker, counts) in self.turns.iter().enumerate() {
                 let (histogram, scale) = of(counts);
+                // Read once: the worker goes on counting.
+                let classes = histogram.counts();
                 family.encode_family(&WorkerLabels { worker })?.encode_histogram::<NoLabelSet>(
                     histogram.sum() as f64 * scale,
-                    histogram.count(),
-                    &buckets(histogram, scale),
+                    classes.iter().sum(),
+                    &buckets(classes, scale),
                     None,
                 )?;
             }
@@ -160,9 +162,9 @@ impl Collector for Workers {
     }
 }
 
-/// The upper bound and the count of each class.
-fn buckets(histogram: &Histogram, scale: f64) -> Vec<(f64, u64)> {
-    let counts = histogram.counts().into_iter().enumerate();
-    let bound = |class: usize| if class + 1 == CLASSES { f64::MAX } else { ((1_u64 << class) - 1) as f64 * scale };
-    counts.map(|(class, count)| (bound(class), count)).collect()
+/// The upper bound and the count of each bucket. Two classes are a bucket, since each worker has all of them.
+fn buckets(classes: [u64; CLASSES], scale: f64) -> Vec<(f64, u64)> {
+    let bound = |class: usize| if class + 1 == CLASSES { f64::INFINITY } else { ((1_u64 << class) - 1) as f64 * scale };
+    let pairs = classes.chunks(2).zip((1..).step_by(2));
+    pairs.map(|(pair, last)| (bound(last), pair.iter().sum())).collect()
 }

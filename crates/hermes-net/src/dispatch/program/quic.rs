@@ -5,7 +5,9 @@
 //! the packets with the same id. Never: a datagram that is dropped; where the program chooses nothing, the kernel hashes the addresses.
 
 use super::{Build, KEY, choose, end, select};
+use crate::dispatch::Mode;
 use crate::dispatch::assembler::{Assembler, Condition, Instruction, Label, Operation, Register};
+use crate::dispatch::table::offset;
 
 /// linux/bpf.h: `___BPF_FUNC_MAPPER`.
 const MAP_LOOKUP_ELEM: i32 = 1;
@@ -28,7 +30,7 @@ const BYTE: i16 = -80;
 
 /// Builds the program. `tag` is in the ids that this process issues, after the number of the socket.
 pub(in crate::dispatch) fn program(build: &Build, first_ids: u32, tag: u16) -> Option<Vec<Instruction>> {
-    use Register::{R0, R1, R2, R3, R4, Stack};
+    use Register::{R0, R1, R2, R3, R4, R7, Stack};
     let mut code = Assembler::default();
     let (fallback, long, client_id, new, chosen) =
         (code.label(), code.label(), code.label(), code.label(), code.label());
@@ -56,6 +58,9 @@ pub(in crate::dispatch) fn program(build: &Build, first_ids: u32, tag: u16) -> O
     select(&mut code, sockets);
     code.jump_if(Condition::Equal, R0, 0, fallback);
     code.set(new);
+    // `First` is for sockets on which all workers wait.
+    code.load_64(R1, R7, offset::MODE);
+    code.jump_if(Condition::Equal, R1, Mode::First as i32, fallback);
     choose(&mut code, build, fallback, chosen);
     code.set(chosen);
     code.load_map(R1, first_ids);

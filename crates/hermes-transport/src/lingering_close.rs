@@ -16,7 +16,7 @@ use hermes_net::Io;
 use tokio::io::AsyncWrite as _;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::worker::Worker;
+use crate::runtime::WorkerContext;
 
 /// A client that is silent for this long has received its response, or is unreachable.
 const LINGER_SILENCE: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ const READS_A_TURN: usize = 32;
 
 /// The phase of a close.
 #[derive(Default)]
-pub(super) enum LingeringClose {
+pub enum LingeringClose {
     /// This node's direction is open.
     #[default]
     Open,
@@ -42,10 +42,13 @@ pub(super) enum LingeringClose {
 impl LingeringClose {
     /// Closes this node's direction. With `waits`, it completes only when the client has closed its direction or a
     /// limit is reached.
-    pub(super) fn poll(
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        worker: &Worker,
+        worker: &WorkerContext,
         io: &mut Io,
         waits: bool,
     ) -> Poll<io::Result<()>> {
