@@ -285,5 +285,5 @@ async fn memory_of_a_large_document_is_returned() {
 }
 
 const ROUTES: usize = 20_000;
-const PEAK: u64 = 95 << 20;
+const PEAK: u64 = 110 << 20;
 const RETURNED: u64 = 20 << 20;
