@@ -103,11 +103,12 @@ impl Dispatcher {
         (0..self.length).for_each(|worker| self.sockets.remove(worker));
     }
 
-    /// A worker has another socket from now on.
+    /// Gives a worker another socket.
     ///
     /// # Errors
     /// The socket is in no group.
-    pub fn replace(&self, worker: usize, socket: &impl AsFd) -> io::Result<()> {
+    #[cfg(test)]
+    fn replace(&self, worker: usize, socket: &impl AsFd) -> io::Result<()> {
         self.sockets.set(worker, socket.as_fd())
     }
 }

@@ -86,7 +86,7 @@ pub struct Node {
     diversion: Option<Arc<Diversion>>,
     /// The socket of each listener in the running generation.
     bound: HashMap<(Arc<str>, Transport), SocketKey>,
-    /// What chooses among the sockets of a listener, where a program in the kernel does.
+    /// The way in which the kernel chooses among the sockets of each listener.
     dispatchers: Dispatchers,
     devices: HashMap<Arc<str>, HeldDevice>,
     /// Devices that the document no longer names.

@@ -141,7 +141,7 @@ pub enum Load {
         work: Vec<(String, u32)>,
         /// Time after which a response counts as delayed.
         delayed: u64,
-        /// What is random depends on it alone.
+        /// The seed of all random choices.
         seed: u64,
         /// Unmeasured time before the measurement.
         warmup: u64,

@@ -75,8 +75,8 @@ const PERCENT: RangeInclusive<u16> = 0..=1000;
 
 fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
     let locality = section.locality;
-    if locality.is_some_and(|size| !(1..=64).contains(&size)) {
-        report.problem("dispatch.locality", "out of range; use 1 to 64 workers");
+    if let Some(size) = locality.filter(|size| !(1..=64).contains(size)) {
+        report.problem("dispatch.locality", format!("{size} is out of range; use 1 to 64 workers"));
     }
     let mut percent = |key: &str, value: Option<u16>, default: u16| {
         let value = value.unwrap_or(default);

@@ -142,7 +142,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
     }
 
-    /// Of two idle workers, nearly always the same one accepts; while one stands still, the other one accepts all.
+    /// The kernel prefers one of two idle workers. While one worker stands still, the other one accepts every connection.
     #[test]
     fn one_idle_worker_is_woken_for_each_connection() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

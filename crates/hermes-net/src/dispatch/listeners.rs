@@ -1,4 +1,4 @@
-//! What the kernel chooses among the sockets of each listener by.
+//! The way in which the kernel chooses among the sockets of each listener.
 //!
 //! In: the mode, and the sockets of all listeners. Out: a filter or a program for each group of sockets. A program is attached once, and
 //! stays: it reads the mode from the table. Without privileges, the kernel hashes. Never: a socket without a reader.

@@ -276,7 +276,7 @@ fn a_quic_connection_keeps_its_worker() {
     }
     // Long headers of another process are like those of a new client: its worker passes them on.
     assert_eq!(workers.send(&initial(&issued(0, TAG + 1))), 3);
-    // What is no packet of QUIC, and a worker that is not there, disturb nobody.
+    // Datagrams that are not QUIC, and ids that name a worker that does not exist, still reach some worker.
     for datagram in [&[][..], &[0x40], &[0xc0, 0, 0], &short(&issued(200, TAG)), &initial(&issued(200, TAG))] {
         workers.send(datagram);
     }

@@ -1,8 +1,8 @@
 //! Relief for workers that stand still: another one accepts the connections that wait for them.
 //!
 //! In: the listening sockets of all workers, and which workers stand still. Out: their connections, served by this worker. The kernel
-//! directs no further connection to such a worker, but those of its last milliseconds would wait until it goes on. Never: a
-//! connection that is accepted already; it stays with its worker.
+//! passes over a worker only after it has stood still for some milliseconds. Connections that arrived within that time wait in its
+//! queue. Never: a connection that is accepted already; it stays with its worker.
 
 use std::net::TcpListener;
 use std::rc::Rc;

@@ -104,7 +104,7 @@ pub(super) fn run(mut start: Start) -> std::io::Result<()> {
     }
 }
 
-/// What a worker that begins anew must know of its commands.
+/// The commands that a worker must remember when it begins anew.
 #[derive(Default)]
 struct End {
     is_closed: Cell<bool>,

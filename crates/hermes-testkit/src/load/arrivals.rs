@@ -28,7 +28,7 @@ use super::{
 };
 use crate::Result;
 
-/// What each client knows.
+/// The plan that all clients share.
 struct Plan {
     requests: usize,
     pause: Duration,
@@ -95,7 +95,7 @@ pub(super) async fn run(load: &Load, watch: &[u32]) -> Result<Outcome> {
 }
 
 impl Plan {
-    /// One client, from its arrival to its last response. What would begin after the measured time is left out.
+    /// Runs one client, until its last response. Requests that would begin after the measured time are left out.
     async fn serve(
         &self,
         address: SocketAddr,

@@ -142,7 +142,7 @@ impl Collector for Workers {
             let mut family = encoder.encode_descriptor(name, help, unit, MetricType::Histogram)?;
             for (worker, counts) in self.turns.iter().enumerate() {
                 let (histogram, scale) = of(counts);
-                // Read once: the worker goes on counting.
+                // Read only once, because the worker keeps counting.
                 let classes = histogram.counts();
                 family.encode_family(&WorkerLabels { worker })?.encode_histogram::<NoLabelSet>(
                     histogram.sum() as f64 * scale,
