@@ -16,6 +16,7 @@ mod ip_listener;
 mod listener;
 mod node;
 mod open_proxy;
+mod overload;
 pub(crate) mod packets;
 mod policy;
 mod read;

@@ -10,6 +10,7 @@ pub mod did_you_mean;
 pub mod dispatch;
 pub mod keyword;
 pub mod listener;
+pub mod overload;
 pub mod policy;
 pub mod redact;
 pub mod relay;
@@ -26,6 +27,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use self::dispatch::DispatchSection;
+use self::overload::OverloadSection;
 use crate::limits::LimitsSection;
 use crate::scalar::{HumanDuration, OneOrMany, text_scalar};
 use crate::snapshot::Role;
@@ -77,6 +79,9 @@ pub struct Document {
     /// Distribution of connections to workers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dispatch: DispatchSection,
+    /// What the node does when memory, file descriptors or time run short.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub overload: OverloadSection,
     /// Destination of the access log.
     #[serde(default, skip_serializing_if = "is_default")]
     pub access_log: AccessLog,

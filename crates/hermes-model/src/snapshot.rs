@@ -6,6 +6,7 @@
 
 mod index;
 mod listener;
+mod overload;
 mod policy;
 mod relay;
 mod route;
@@ -25,6 +26,7 @@ pub use listener::{
     Capture, CarryNames, ClientAuth, Dns, IpListener, Listener, ListenerProtocol, ListenerTls, Ndn, Peer, PortKind,
     Transparent, Tun, VirtualIpPools,
 };
+pub use overload::{Importance, Overload, Signal, Step};
 pub use policy::{Cache, Custody, Durable, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
 pub use relay::{ChannelRanking, Relay, RelayMode, RelayPeer, RelayPeers, RelayTree, RootChoice};
 pub use route::{
@@ -59,6 +61,8 @@ pub struct Snapshot {
     pub limits: Limits,
     /// Distribution of connections to workers.
     pub dispatch: Dispatch,
+    /// What the node does when memory, file descriptors or time run short.
+    pub overload: Overload,
     /// Destination of the access log.
     pub access_log: AccessLog,
     /// Directory for state that outlives the process.

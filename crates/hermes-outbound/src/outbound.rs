@@ -19,7 +19,9 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
+use hermes_model::snapshot::Step;
 use hermes_net::quic::{self, Endpoint};
 use tokio::sync::Notify;
 
@@ -150,7 +152,8 @@ impl Outbound {
 
     /// Closes connections that were idle for too long. Called several times a second.
     pub fn sweep_pools(&self) {
-        let idle = self.snapshot().limits.upstream_idle;
+        let shrinks = self.overload.takes(Step::Shrink);
+        let idle = if shrinks { Duration::ZERO } else { self.snapshot().limits.upstream_idle };
         self.pools.borrow_mut().retain(|_, pool| !pool.sweep(self, idle));
     }
 

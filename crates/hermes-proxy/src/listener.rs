@@ -317,7 +317,7 @@ async fn accept_all<A: Accept>(
 ) {
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
+            accepted = accept(&worker, &listener) => match accepted {
                 Ok((stream, source)) => {
                     begin(&worker, &mut known, stream, source);
                     // The connection is served first: the next `accept` usually returns `WouldBlock`. Displaced
@@ -333,6 +333,12 @@ async fn accept_all<A: Accept>(
             }
         }
     }
+}
+
+/// Accepts a connection once the worker may. Cancel-safe.
+async fn accept<A: Accept>(worker: &Worker, listener: &A) -> io::Result<(A::Stream, SocketAddr)> {
+    worker.overload.may_accept().await;
+    listener.accept().await
 }
 
 /// Reports a failed `accept`, and pauses if the next one would fail, too.

@@ -103,6 +103,10 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Sess
             return fail(session, &error);
         }
     };
+    if worker.overload.refuses(route.importance, &request.facts.headers) {
+        worker.shared.metrics.limit("overload");
+        return fail(session, &Error::Limit("this node is overloaded; try again later, or another node"));
+    }
     session.entry.set_ends_half_closed(route.custody.is_some());
     *session.entry.route.borrow_mut() = Some(route.clone());
     if !route.early_data && headers::is_early(&request.facts.headers) {

@@ -59,6 +59,13 @@ pub struct LimitLabels {
     pub limit: &'static str,
 }
 
+/// Labels of a step against overload.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct OverloadLabels {
+    pub signal: &'static str,
+    pub step: &'static str,
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ReasonLabels {
     pub reason: &'static str,
@@ -144,6 +151,8 @@ pub struct Metrics {
     pub failed: Counter,
     pub handshake_failures: Family<ListenerLabels, Counter>,
     pub limits: Family<LimitLabels, Counter>,
+    /// The number of workers that take a step against overload.
+    pub overload: Family<OverloadLabels, Gauge>,
     pub dns_questions: Family<QuestionLabels, Counter>,
     pub identities_removed: Counter,
     pub quic_fallbacks: Counter,
@@ -207,6 +216,7 @@ impl Default for Metrics {
             worker_breaks: Counter::default(),
             handshake_failures: Family::default(),
             limits: Family::default(),
+            overload: Family::default(),
             dns_questions: Family::default(),
             identities_removed: Counter::default(),
             quic_fallbacks: Counter::default(),

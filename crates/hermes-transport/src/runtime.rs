@@ -8,6 +8,7 @@
 pub mod access_log;
 mod context;
 pub mod fair_shares;
+pub mod overload;
 pub mod receive_budget;
 pub mod session;
 mod shared;

@@ -497,6 +497,7 @@ pub(crate) fn unsupported_by_envoy(node: &Node) -> Vec<(&'static str, String)> {
     tell(node.drain.is_some(), "drain", own);
     tell(node.workers != Default::default(), "workers", own);
     tell(node.dispatch != Default::default(), "dispatch", own);
+    tell(node.overload.is_some(), "overload", own);
     tell(node.limits.is_some(), "limits", own);
     told
 }

@@ -44,6 +44,7 @@ pub(super) fn document(plan: &Plan, name: &Name, node: &Node) -> Document {
         users: bound(plan, name),
         limits: node.limits.clone().or(defaults.limits).unwrap_or_default(),
         dispatch: node.dispatch,
+        overload: node.overload.or(defaults.overload).unwrap_or_default(),
         access_log: node.access_log.clone().or(defaults.access_log).unwrap_or_default(),
         listeners,
         routes,

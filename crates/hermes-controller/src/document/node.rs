@@ -2,6 +2,7 @@
 
 use hermes_model::document::dispatch::DispatchSection;
 use hermes_model::document::listener::Listener;
+use hermes_model::document::overload::OverloadSection;
 use hermes_model::document::scalar::{DeviceName, HostAddress, HumanDuration, OneOrMany, Prefix};
 use hermes_model::document::{AccessLog, Bind, Workers};
 use hermes_model::limits::LimitsSection;
@@ -62,6 +63,9 @@ pub struct Node {
     /// The destination of the access log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,
+    /// Settings for overload other than the overlay's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overload: Option<OverloadSection>,
     /// Limits other than the overlay's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsSection>,

@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
+use hermes_model::document::overload::OverloadSection;
 use hermes_model::document::scalar::{ByteSize, HumanDuration, OneOrMany, text_scalar};
 use hermes_model::document::upstream::Health;
 use hermes_model::document::{AccessLog, Bind};
@@ -128,6 +129,9 @@ pub struct Defaults {
     /// The destination of the access log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access_log: Option<AccessLog>,
+    /// Settings for overload other than the built-in ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overload: Option<OverloadSection>,
     /// Limits other than the built-in ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsSection>,

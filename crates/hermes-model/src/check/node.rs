@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::context::Context;
+use super::overload;
 use super::report::Report;
 use crate::document::dispatch::DispatchSection;
 use crate::document::{self, AccessLog, Document, Workers};
@@ -36,6 +37,7 @@ pub(super) fn build(head: &Document, context: &Context<'_>, report: &mut Report)
         users: users(head, report),
         limits: limits(head, report),
         dispatch: dispatch(&head.dispatch, report),
+        overload: overload::build(&head.overload, report),
         access_log: access_log(&head.access_log, context),
         state: context.optional_file("state", head.state.as_ref(), report),
         listeners: Vec::new(),

@@ -58,6 +58,7 @@ pub(super) fn build(section: &section::Route, at: &str, names: &Names<'_>, repor
         timeout,
         on_change: section.on_change,
         early_data: section.early_data.unwrap_or(true),
+        importance: section.importance,
     })
 }
 

@@ -12,7 +12,7 @@ use crate::dial_scope::DialScope;
 use crate::facts::Kind;
 use crate::scalar::TextVisitor;
 use crate::snapshot::{
-    CarryNames, ClientAuth, DispatchMode, Durable, OnChange, RelayMode, Role, RootChoice, TunnelMethod,
+    CarryNames, ClientAuth, DispatchMode, Durable, Importance, OnChange, RelayMode, Role, RootChoice, TunnelMethod,
     UpstreamProtocol,
 };
 
@@ -97,6 +97,11 @@ keywords!(
         "exclusive" = DispatchMode::Exclusive,
         "roundrobin" = DispatchMode::RoundRobin
     ]
+);
+keywords!(
+    Importance,
+    "importance",
+    ["low" = Importance::Low, "normal" = Importance::Normal, "high" = Importance::High]
 );
 keywords!(
     ClientAuth,

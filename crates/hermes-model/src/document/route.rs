@@ -17,7 +17,7 @@ use crate::facts::Kind;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
 use crate::rewrite::Template;
 use crate::scalar::{CongestionControl, DeviceName, FaceUri, HostAddress, NdnName, OneOrMany, Prefix, text_scalar};
-use crate::snapshot::{HostPort, OnChange, Target};
+use crate::snapshot::{HostPort, Importance, OnChange, Target};
 
 /// A route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -73,6 +73,9 @@ pub struct Route {
     /// Whether requests in TLS early data are served. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_data: Option<bool>,
+    /// How late its sessions are refused under overload.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub importance: Importance,
 }
 
 impl Route {

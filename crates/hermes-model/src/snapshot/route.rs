@@ -8,6 +8,7 @@ use std::sync::Arc;
 use http::{HeaderName, HeaderValue, StatusCode};
 use ipnet::IpNet;
 
+use super::overload::Importance;
 use super::policy::{Cache, Custody, OnChange, Resume, Retry, Timeouts, UpstreamRateLimit};
 use super::relay::{Relay, RelayTree};
 use super::upstream::{Upstream, UpstreamProtocol};
@@ -46,6 +47,8 @@ pub struct Route {
     pub on_change: OnChange,
     /// Requests in TLS early data are served, although they may be replays (RFC 8470).
     pub early_data: bool,
+    /// How late its sessions are refused under overload.
+    pub importance: Importance,
 }
 
 /// Action of a route.

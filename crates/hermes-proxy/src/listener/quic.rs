@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use hermes_model::facts::Trust;
-use hermes_model::snapshot::ClientAuth;
+use hermes_model::snapshot::{ClientAuth, Step};
 use hermes_net::quic::{self, Group, Incoming, Server};
 use hermes_wire::h3::Code;
 
@@ -176,6 +176,11 @@ async fn finish(worker: Rc<Worker>, acceptor: Rc<QuicAcceptor>, mut known: Curre
 fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, incoming: Incoming) {
     let Some((state, is_there)) = known.current(worker) else { return incoming.ignore() };
     let Some(quic) = &state.quic else { return incoming.refuse() };
+    if worker.overload.takes(Step::Stop) {
+        // The client repeats the packet, and finds the node eased or goes elsewhere.
+        worker.shared.metrics.limit("overload");
+        return incoming.ignore();
+    }
     let has_many = worker.quic_handshakes.get() >= worker.generation().snapshot.limits.handshakes;
     if has_many && !incoming.remote_address_validated() && incoming.may_retry() {
         worker.shared.metrics.limit("handshakes");

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol};
+use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol, Step};
 use hermes_net::tun::IdleQueue;
 use tokio::runtime::LocalOptions;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::redecide;
 use crate::custody::dialer::ChannelDialers;
@@ -167,6 +168,7 @@ impl<'w> WorkerLoop<'w> {
 
     async fn serve(&mut self, commands: &mut mpsc::Receiver<Command>, messages: &mut mpsc::Receiver<Message>) {
         let worker = self.worker;
+        worker.spawn(worker.overload.probe());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
@@ -182,7 +184,7 @@ impl<'w> WorkerLoop<'w> {
                     Message::Adopt(accepted) => reverse_acceptor::adopt(worker, *accepted),
                     Message::Query(query) => reverse_acceptor::query(worker, *query),
                 },
-                _ = tick.tick() => self.tick(),
+                due = tick.tick() => self.tick(due),
                 () = worker.reap(), if worker.has_tasks() => {}
             }
         }
@@ -216,16 +218,17 @@ impl<'w> WorkerLoop<'w> {
         }
     }
 
-    fn tick(&self) {
+    fn tick(&self, due: Instant) {
         let worker = self.worker;
-        WorkerContext::tick(worker);
+        WorkerContext::tick(worker, due);
         self.quic_acceptors.report_metrics(worker);
         if worker.number == 0 {
             worker.services.custody.expire();
             worker.services.relays.sweep(&worker.shared.metrics);
         }
         worker.sweep_pools();
-        if worker.snapshot().dispatch.mode == DispatchMode::Directed && !worker.is_draining() {
+        let may_relieve = !worker.is_draining() && !worker.overload.takes(Step::Stop);
+        if worker.snapshot().dispatch.mode == DispatchMode::Directed && may_relieve {
             relief::relieve(worker, &self.queues);
         }
     }

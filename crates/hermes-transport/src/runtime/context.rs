@@ -18,10 +18,12 @@ use hermes_net::udp::ReceiveBuffer;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 
 use super::Shared;
 use super::access_log::{LogSender, Records};
 use super::fair_shares::{Entries, Shares};
+use super::overload::WorkerOverload;
 use super::session::SessionTables;
 use super::turns::{Counted, Turns};
 use crate::token_bucket::TokenBucket;
@@ -42,6 +44,7 @@ pub struct WorkerContext {
     /// The worker's number in the node.
     pub number: usize,
     pub tables: SessionTables,
+    pub overload: WorkerOverload,
     pub records: Records,
     pub resolver: Resolver,
     pub udp_buffer: RefCell<ReceiveBuffer>,
@@ -70,6 +73,7 @@ impl WorkerContext {
         records.set_enabled(snapshot.access_log != AccessLog::Off);
         Self {
             clock: Cell::new(shared.now()),
+            overload: WorkerOverload::new(shared.clone()),
             shared,
             number: turns.worker(),
             tables: SessionTables::default(),
@@ -157,9 +161,11 @@ impl WorkerContext {
         self.tasks.borrow_mut().spawn_local(Counted::new(self.turns.clone(), task))
     }
 
-    /// Advances the clock, ends sessions and connections that exceeded a timeout, and flushes the access log.
-    pub fn tick(&self) {
+    /// Advances the clock, follows the signals of overload, ends sessions and connections that exceeded a timeout, and
+    /// flushes the access log. `due`: when this tick should have been.
+    pub fn tick(&self, due: Instant) {
         self.clock.set(self.shared.now());
+        self.overload.tick(self, due);
         self.tables.sweep(self);
         self.entries.tick(self);
         self.records.flush(self);

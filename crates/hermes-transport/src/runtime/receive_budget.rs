@@ -210,7 +210,7 @@ pub fn sweep(worker: &WorkerContext) {
         .filter(|account| account.stalled > 0 && account.holds() && account.session.is_some())
         .collect();
     let unread: u64 = stalled.iter().map(|account| account.stalled).sum();
-    let mut over = unread.saturating_sub(worker.snapshot().limits.receive_buffer as u64);
+    let mut over = unread.saturating_sub(worker.overload.bound(worker.snapshot().limits.receive_buffer) as u64);
     if over == 0 {
         return;
     }

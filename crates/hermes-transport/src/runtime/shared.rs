@@ -14,6 +14,7 @@ use hermes_net::dispatch::Groups;
 use tokio::sync::{Notify, watch};
 
 use super::fair_shares::Shares;
+use super::overload::Usage;
 use super::workers::Workers;
 use crate::dial_guard::DialGuard;
 use crate::log_throttle::LogThrottle;
@@ -29,6 +30,8 @@ pub struct Shared {
     /// The status of all workers, by which the kernel distributes connections.
     pub status: Arc<Workers>,
     pub metrics: Metrics,
+    /// What the process uses of its host.
+    pub usage: Usage,
     pub no_route: Arc<str>,
     /// The table of client connections on all workers.
     pub connections: Arc<Shares>,
@@ -77,6 +80,7 @@ impl Shared {
             workers,
             metrics: Metrics::with(status.clone()),
             status,
+            usage: Usage::default(),
             displace: OnceLock::new(),
             network: watch::Sender::new(()),
             something_lost: Notify::new(),

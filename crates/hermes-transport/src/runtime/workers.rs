@@ -3,7 +3,7 @@
 //! In: what each worker says of itself, at each turn of its loop. Out: views of it. Never: a choice.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hermes_net::dispatch::scheduler::Status;
@@ -21,13 +21,16 @@ pub struct Workers {
     pub table: Table,
     /// The counts of each worker's turns.
     pub turns: Vec<TurnCounts>,
+    /// How long ready work of each worker waits, in microseconds.
+    pub delays: Vec<AtomicU64>,
 }
 
 impl Workers {
     /// Creates the status of this number of workers. Without privileges, no program in the kernel reads it.
     pub fn new(count: usize, groups: Groups) -> Self {
         let table = Table::shared(count, groups).unwrap_or_else(|_| Table::private(count, groups));
-        Self { table, turns: std::iter::repeat_with(TurnCounts::default).take(count).collect() }
+        let turns = std::iter::repeat_with(TurnCounts::default).take(count).collect();
+        Self { table, turns, delays: std::iter::repeat_with(AtomicU64::default).take(count).collect() }
     }
 
     /// The status of each worker, for `/workers`.
@@ -49,6 +52,7 @@ impl Workers {
                 connections: status.connections,
                 sessions: status.sessions,
                 pending: status.pending,
+                delay_ms: self.delays[number].load(Ordering::Relaxed) / 1000,
                 turns: turns.events.count(),
                 events: turns.events.sum(),
                 busy_ms: turns.micros.sum() / 1000,
@@ -91,6 +95,8 @@ pub struct WorkerView {
     pub sessions: u64,
     /// Tasks that are woken and not yet polled.
     pub pending: u64,
+    /// How long ready work waits, at least for the last second.
+    pub delay_ms: u64,
     /// Turns since the start.
     pub turns: u64,
     /// Polled tasks since the start.
@@ -131,6 +137,7 @@ impl Collector for Workers {
         each("worker_connections", "Open connections of each worker", MetricType::Gauge, &|view| view.connections)?;
         each("worker_sessions", "Open sessions of each worker", MetricType::Gauge, &|view| view.sessions)?;
         each("worker_pending", "Tasks that are woken and not yet polled", MetricType::Gauge, &|view| view.pending)?;
+        each("worker_delay_milliseconds", "How long ready work waits", MetricType::Gauge, &|view| view.delay_ms)?;
         each("worker_hung", "1 while the loop of the worker stands still", MetricType::Gauge, &|view| {
             (view.state == "hung").into()
         })?;

@@ -9,7 +9,7 @@ use super::*;
 use crate::facts::Kind;
 use crate::matcher::Matcher;
 use crate::pattern::{AuthorityPattern, PathPattern, UserPattern, ValuePattern};
-use crate::snapshot::{Action, OnChange, Respond, Timeouts};
+use crate::snapshot::{Action, Importance, OnChange, Respond, Timeouts};
 use crate::test_fixtures::session;
 
 fn route(at: usize, matcher: Matcher) -> Arc<Route> {
@@ -28,6 +28,7 @@ fn route(at: usize, matcher: Matcher) -> Arc<Route> {
         timeout: Timeouts::default(),
         on_change: OnChange::default(),
         early_data: true,
+        importance: Importance::Normal,
     })
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hermes_model::facts::Trust;
 use hermes_model::limits::Limits;
-use hermes_model::snapshot::{ClientAuth, Listener};
+use hermes_model::snapshot::{ClientAuth, Listener, Step};
 use hermes_net::{Io, host};
 use http::HeaderValue;
 
@@ -49,6 +49,9 @@ pub enum Drain {
 /// The grace period of a draining connection without a session. It exceeds a round trip, so that a request in flight
 /// arrives. It also limits an incomplete handshake or request head.
 const DRAIN_GRACE: Duration = Duration::from_secs(2);
+
+/// The lifetime of a client connection without a session while buffers shrink (see `overload`).
+const SHRUNK_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// The time after which a sent response counts as received, in milliseconds.
 const SURELY_RECEIVED_AFTER: u64 = 400;
@@ -190,6 +193,9 @@ impl Connection {
             Stage::Handshake => (limits.tls_timeout, "handshake took too long"),
             Stage::Head => (limits.header_timeout, "request head took too long"),
             Stage::Idle if self.is_kept.get() && self.drain_requested_at.get().is_none() => return,
+            Stage::Idle if worker.overload.takes(Step::Shrink) => {
+                (limits.keep_alive.min(SHRUNK_KEEP_ALIVE), "overload")
+            }
             Stage::Idle => (limits.keep_alive, "idle"),
             Stage::Busy(_) => return,
         };

@@ -146,7 +146,7 @@ impl SessionTables {
         if self.request_memory.get() <= self.request_limit.get() {
             return;
         }
-        let limit = worker.snapshot().limits.request_memory as u64;
+        let limit = worker.overload.bound(worker.snapshot().limits.request_memory) as u64;
         self.request_limit.set(limit);
         if self.request_memory.get() <= limit {
             return;
