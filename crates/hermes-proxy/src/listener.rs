@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use hermes_model::facts::Trust;
-use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol};
+use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol, Step};
 use hermes_net::dispatch::ExclusiveListener;
 use hermes_net::quic::Group;
 use hermes_net::tcp::accept_waiting;
@@ -335,10 +335,16 @@ async fn accept_all<A: Accept>(
     }
 }
 
-/// Accepts a connection once the worker may. Cancel-safe.
+/// Accepts a connection, but none while this worker stops because of overload. Cancel-safe.
 async fn accept<A: Accept>(worker: &Worker, listener: &A) -> io::Result<(A::Stream, SocketAddr)> {
-    worker.overload.may_accept().await;
-    listener.accept().await
+    loop {
+        worker.overload.until(Step::Stop, false).await;
+        tokio::select! {
+            biased;
+            () = worker.overload.until(Step::Stop, true) => {}
+            accepted = listener.accept() => return accepted,
+        }
+    }
 }
 
 /// Reports a failed `accept`, and pauses if the next one would fail, too.

@@ -362,6 +362,7 @@ impl Metrics {
         registry.register("reverse_connections", "Open reverse connections", self.reverse_connections.clone());
         registry.register("tls_handshake_failures", "Handshakes that failed", self.handshake_failures.clone());
         registry.register("limit_hits", "Times that a limit was reached", self.limits.clone());
+        registry.register("overload_workers", "Workers that take a step against overload", self.overload.clone());
         registry.register("dns_questions", "DNS queries, by outcome", self.dns_questions.clone());
         registry.register(
             "identities_removed",

@@ -23,6 +23,7 @@ mod ndn_content;
 mod ndn_gateway;
 mod ndn_reliability;
 mod node_log;
+mod overload;
 mod quic;
 mod rate_limit;
 mod relay;

@@ -239,3 +239,62 @@ async fn no_connection_is_lost_while_modes_change() {
     assert!(served > 100, "{served} connections");
     node.assert_sound();
 }
+
+const OVERLOADED: &str = "
+workers: 1
+overload: {delay: {limit: 50ms}}
+listeners:
+- {name: web, bind: '127.0.0.1:0', protocol: http}
+routes:
+- {name: low, match: {path: /low}, importance: low, respond: {status: 200, body: ok}}
+- {name: high, importance: high, respond: {status: 200, body: ok}}
+";
+
+/// Requests over one connection, each of which takes the worker so many microseconds, until told to stop.
+fn burn_forever(to: SocketAddr, clients: u8, micros: u32) -> (watch::Sender<bool>, JoinSet<()>) {
+    let (stop, stopped) = watch::channel(false);
+    let mut burning = JoinSet::new();
+    for client in 0..clients {
+        let stopped = stopped.clone();
+        burning.spawn(async move {
+            let mut http1 = connect(to, client).await;
+            while !*stopped.borrow() {
+                request(&mut http1, &format!("burn {micros}")).await;
+            }
+        });
+    }
+    (stop, burning)
+}
+
+#[tokio::test]
+async fn a_worker_whose_work_waits_too_long_refuses_what_matters_least() {
+    if !needs_root("a_worker_whose_work_waits_too_long_refuses_what_matters_least") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let library = work::library(overlay.dir()).unwrap();
+    let preload = format!("LD_PRELOAD={}", library.display());
+    let mut node = overlay.node("node").document(OVERLOADED).by_way_of(&["env", &preload]).start().await.unwrap();
+    let to = node.address("web");
+    let low = async || {
+        let mut http1 = connect(to, 200).await;
+        http1.send("GET /low HTTP/1.1\r\nhost: node\r\n\r\n").await.unwrap();
+        http1.head().await.unwrap().status()
+    };
+    assert_eq!(low().await, 200);
+    // One request at a time waits for nobody, however long it takes.
+    let (stop, burning) = burn_forever(to, 1, 80_000);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let shed = "signal=\"delay\",step=\"shed\"";
+    assert!(node.metric("hermes_overload_workers", shed).await.unwrap_or_default() < 1.0, "{}", node.log());
+    stop.send(true).unwrap();
+    burning.join_all().await;
+    let (stop, burning) = burn_forever(to, 8, 10_000);
+    node.metric_reaches("hermes_overload_workers", shed, 1.0).await;
+    assert_eq!(low().await, 503);
+    assert!(status(&node).await["workers"][0]["delay_ms"].as_u64().unwrap() >= 50);
+    stop.send(true).unwrap();
+    burning.join_all().await;
+    poll::until("the worker has time", || async { low().await == 200 }).await;
+    node.assert_sound();
+}

@@ -113,13 +113,19 @@ pub struct WorkerOverload {
     ladders: RefCell<[Ladder; Signal::ALL.len()]>,
     taken: Cell<[bool; Step::ALL.len()]>,
     delay: Rc<Delay>,
-    /// Signals that connections may be accepted again.
-    eased: Notify,
+    /// Signals that the steps have changed.
+    changed: Notify,
 }
 
 impl WorkerOverload {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, ladders: RefCell::default(), taken: Cell::default(), delay: Rc::default(), eased: Notify::new() }
+        Self {
+            shared,
+            ladders: RefCell::default(),
+            taken: Cell::default(),
+            delay: Rc::default(),
+            changed: Notify::new(),
+        }
     }
 
     /// True while the step is in force.
@@ -142,10 +148,10 @@ impl WorkerOverload {
         }
     }
 
-    /// Waits until connections may be accepted.
-    pub async fn may_accept(&self) {
-        while self.takes(Step::Stop) {
-            self.eased.notified().await;
+    /// Waits until the step is in force, or until it is not.
+    pub async fn until(&self, step: Step, is_taken: bool) {
+        while self.takes(step) != is_taken {
+            self.changed.notified().await;
         }
     }
 
@@ -218,10 +224,7 @@ impl WorkerOverload {
     fn combine(&self) {
         let ladders = self.ladders.borrow();
         self.taken.set(std::array::from_fn(|step| ladders.iter().any(|ladder| ladder.taken[step])));
-        drop(ladders);
-        if !self.takes(Step::Stop) {
-            self.eased.notify_waiters();
-        }
+        self.changed.notify_waiters();
     }
 }
 
