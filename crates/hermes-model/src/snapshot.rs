@@ -141,6 +141,8 @@ pub struct Dispatch {
     pub pending_offset: u16,
     /// Number of workers that share the connections to a destination. `None`: all of them, in groups of 64.
     pub locality: Option<u16>,
+    /// Whether each worker stays on a core of its own. `None`: as the role has it.
+    pub pin: Option<bool>,
 }
 
 /// How a worker is chosen for a new connection.

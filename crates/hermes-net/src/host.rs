@@ -1,5 +1,6 @@
 //! Properties of this host: its addresses, the source address of a route, and the limit of file descriptors.
 
+pub mod cores;
 pub mod usage;
 pub mod watch;
 

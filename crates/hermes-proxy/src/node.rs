@@ -24,7 +24,7 @@ use hermes_model::snapshot::Snapshot;
 use hermes_net::fd_passing::{LabelledFd, read_text};
 use hermes_net::quic::Group;
 use hermes_net::transparent::Diversion;
-use hermes_net::{tun, udp};
+use hermes_net::{host, tun, udp};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
@@ -164,6 +164,7 @@ impl Node {
         let fault =
             |path: &str, error: std::io::Error| vec![BuildError { path: path.to_owned(), reason: error.to_string() }];
         let count = snapshot.workers.unwrap_or_else(cores);
+        let is_pinned = dispatch::pins(&snapshot, count);
         let shared = Arc::new(Shared::with_groups(count, dispatch::groups(&snapshot.dispatch, count)));
         let lost = shared.metrics.records_lost.clone();
         let log = LogWriter::start(snapshot.access_log.clone(), lost).map_err(|error| fault("access-log", error))?;
@@ -174,6 +175,7 @@ impl Node {
         for number in 0..count {
             let start = |commands, messages| Start {
                 number,
+                is_pinned,
                 shared: shared.clone(),
                 services: services.clone(),
                 channels: channels.clone(),
@@ -468,6 +470,11 @@ fn start_worker(
     let thread = std::thread::Builder::new().name(format!("worker-{}", start.number)).spawn(move || {
         if start.current.load().snapshot.identity.is_some() {
             hermes_net::tls::warm_up();
+        }
+        if start.is_pinned
+            && let Err(error) = host::cores::pin(start.number)
+        {
+            tracing::warn!(worker = start.number, %error, "a worker has no core of its own");
         }
         if let Err(error) = worker_loop::run(start) {
             tracing::error!(%error, "a worker could not start");

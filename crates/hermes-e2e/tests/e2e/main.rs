@@ -24,6 +24,7 @@ mod ndn_gateway;
 mod ndn_reliability;
 mod node_log;
 mod overload;
+mod pinning;
 mod quic;
 mod rate_limit;
 mod relay;

@@ -92,6 +92,7 @@ fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
     Dispatch {
         mode: section.mode,
         locality,
+        pin: section.pin,
         session_weight: percent("session-weight", section.session_weight, 100),
         connections_offset: percent("connections-offset", section.connections_offset, 50),
         pending_offset: percent("pending-offset", section.pending_offset, 50),

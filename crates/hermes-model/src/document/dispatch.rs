@@ -24,6 +24,8 @@ pub struct DispatchSection {
     pub pending_offset: Option<u16>,
     /// Number of workers that share the connections to a destination.
     pub locality: Option<u16>,
+    /// Whether each worker stays on a core of its own.
+    pub pin: Option<bool>,
 }
 
 /// The section as a map.
@@ -42,15 +44,18 @@ struct Whole {
     pending_offset: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     locality: Option<u16>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pin: Option<bool>,
 }
 
 impl Serialize for DispatchSection {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { mode, hung_after, session_weight, connections_offset, pending_offset, locality } = *self;
+        let Self { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin } = *self;
         if *self == (Self { mode, ..Self::default() }) {
             return mode.serialize(serializer);
         }
-        Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality }.serialize(serializer)
+        Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin }
+            .serialize(serializer)
     }
 }
 
@@ -76,7 +81,7 @@ impl<'de> Visitor<'de> for DispatchVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<DispatchSection, A::Error> {
         let whole = Whole::deserialize(MapAccessDeserializer::new(map))?;
-        let Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality } = whole;
-        Ok(DispatchSection { mode, hung_after, session_weight, connections_offset, pending_offset, locality })
+        let Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin } = whole;
+        Ok(DispatchSection { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin })
     }
 }

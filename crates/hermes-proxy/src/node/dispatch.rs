@@ -4,10 +4,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use hermes_model::snapshot::{Dispatch, DispatchMode};
+use hermes_model::snapshot::{Dispatch, DispatchMode, Role, Snapshot};
 use hermes_net::dispatch::listeners::{Listeners, Sockets};
 use hermes_net::dispatch::scheduler::Parameters;
 use hermes_net::dispatch::{Groups, Mode, Table};
+use hermes_net::host::cores;
 
 use super::sockets::{Socket, SocketKey};
 
@@ -72,6 +73,21 @@ impl Dispatchers {
 /// How the workers of a node form groups, for its whole life.
 pub(super) fn groups(dispatch: &Dispatch, workers: usize) -> Groups {
     dispatch.locality.map_or_else(|| Groups::of(workers), |size| Groups::by_destination(workers, size.into()))
+}
+
+/// True if each worker stays on a core of its own. A router has its machine for itself; a node on a device shares it with the programs
+/// that it serves, and a pinned worker would wait for them.
+pub(super) fn pins(snapshot: &Snapshot, workers: usize) -> bool {
+    let asked = snapshot.dispatch.pin;
+    let is_wanted = asked.unwrap_or(snapshot.role == Role::Standalone);
+    let has_cores = cores::count().is_ok_and(|cores| cores == workers);
+    if asked == Some(true) && !has_cores {
+        tracing::warn!(
+            workers,
+            "`dispatch.pin` needs as many workers as cores that this process may use; set `workers: auto`"
+        );
+    }
+    is_wanted && has_cores
 }
 
 fn parameters(dispatch: &Dispatch) -> Parameters {

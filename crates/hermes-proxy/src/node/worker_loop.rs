@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol, Step};
+use hermes_net::host::cores;
 use hermes_net::tun::IdleQueue;
 use tokio::runtime::LocalOptions;
 use tokio::sync::{mpsc, oneshot};
@@ -71,6 +72,8 @@ pub(super) enum Command {
 /// The parts that a worker starts with.
 pub(super) struct Start {
     pub(super) number: usize,
+    /// True if the worker stays on one core.
+    pub(super) is_pinned: bool,
     pub(super) shared: Arc<Shared>,
     pub(super) services: Arc<Services>,
     pub(super) channels: Arc<Channels>,
@@ -113,11 +116,12 @@ struct End {
 }
 
 fn run_once(start: &mut Start, end: &End) -> std::io::Result<()> {
-    let Start { number, shared, services, channels, current, log, commands, messages } = start;
+    let Start { number, shared, services, channels, current, log, commands, messages, .. } = start;
     let turns = Turns::new(shared.clone(), *number);
     let (at_end, at_begin) = (turns.clone(), turns.clone());
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    runtime.enable_all().event_interval(TASKS_PER_TURN);
+    // Threads for blocking work must not compete with the worker for its core.
+    runtime.enable_all().event_interval(TASKS_PER_TURN).on_thread_start(cores::unpin);
     runtime.on_thread_park(move || at_end.end()).on_thread_unpark(move || at_begin.begin());
     let runtime = runtime.build_local(LocalOptions::default())?;
     runtime.block_on(async {
