@@ -13,6 +13,7 @@ use hermes_testkit::{
     listener_client::ListenerClient,
     overlay::{Draft, Node, Overlay},
     poll::until,
+    skip::needs_root,
     traffic::Traffic,
 };
 use tokio::task::JoinSet;
@@ -41,6 +42,17 @@ impl ProcessSequence {
 
     async fn start(&self, process: &str, workers: usize) -> Node {
         self.draft(process, workers).start().await.unwrap()
+    }
+
+    async fn change(&self, node: &mut Node, document: &str) {
+        let values = [
+            ("WORKERS", "2".to_owned()),
+            ("LIMITS", String::new()),
+            ("IN", self.at.to_string()),
+            ("ECHO", self.behind.echo.address().to_string()),
+            ("WEB", self.behind.web.address().to_string()),
+        ];
+        node.reload(document, &values).await.unwrap();
     }
 
     fn client(&self) -> ListenerClient {
@@ -97,8 +109,21 @@ impl Lasting {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn takeovers_in_a_row_under_load_lose_nothing() {
-    let dynasty = ProcessSequence::new([127, 0, 35, 1]);
-    let mut reigning = dynasty.start("front-0", 2).await;
+    lose_nothing([127, 0, 35, 1], &["reuseport"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn takeovers_and_modes_of_dispatch_under_load_lose_nothing() {
+    if !needs_root("takeovers_and_modes_of_dispatch_under_load_lose_nothing") {
+        return;
+    }
+    lose_nothing([127, 0, 35, 5], &["directed", "roundrobin", "exclusive"]).await;
+}
+
+/// Processes follow one another under load. Each of them changes to all of these modes; its successor starts in the first one.
+async fn lose_nothing(host: [u8; 4], modes: &[&str]) {
+    let dynasty = ProcessSequence::new(host);
+    let mut reigning = dynasty.draft("front-0", 2).document(&dispatching(modes[0])).start().await.unwrap();
     let mut traffic = Traffic::default();
     for _ in 0..4 {
         traffic.h3(&dynasty.client(), "WEB", "/bytes/20000");
@@ -111,7 +136,13 @@ async fn takeovers_in_a_row_under_load_lose_nothing() {
     // As many, fewer and more workers than the process before.
     for (number, workers) in [(1, 3), (2, 1), (3, 2), (4, 4), (5, 2)] {
         traffic.progress(5).await;
-        let successor = dynasty.start(&format!("front-{number}"), workers).await;
+        for mode in &modes[1..] {
+            dynasty.change(&mut reigning, &dispatching(mode)).await;
+            lasting.open(&dynasty.client(), 200 + number).await;
+            traffic.progress(2).await;
+        }
+        let draft = dynasty.draft(&format!("front-{number}"), workers).document(&dispatching(modes[0]));
+        let successor = draft.start().await.unwrap();
         parted(&reigning).await;
         retired.push(std::mem::replace(&mut reigning, successor));
         lasting.open(&dynasty.client(), 100 + number).await;
@@ -151,6 +182,11 @@ async fn a_successor_that_fails_changes_nothing() {
     lasting.finish().await;
     assert_eq!(reigning.metric("hermes_quic_forwarded_total", "").await.unwrap(), 0.0);
     reigning.assert_sound();
+}
+
+/// The same node, with connections that come to workers in this way.
+fn dispatching(mode: &str) -> String {
+    format!("{DOCUMENT}dispatch: {mode}\n")
 }
 
 /// The same node, but with no HTTP/3.
@@ -193,14 +229,7 @@ async fn a_listener_that_comes_back_finds_the_sockets_of_the_process_before() {
     let mut second = dynasty.draft("front-1", 2).document(&without_http3()).start().await.unwrap();
     parted(&first).await;
     lasting.progress(10).await;
-    let values = [
-        ("WORKERS", "2".to_owned()),
-        ("LIMITS", String::new()),
-        ("IN", dynasty.at.to_string()),
-        ("ECHO", dynasty.behind.echo.address().to_string()),
-        ("WEB", dynasty.behind.web.address().to_string()),
-    ];
-    second.reload(DOCUMENT, &values).await.unwrap();
+    dynasty.change(&mut second, DOCUMENT).await;
     lasting.open(&dynasty.client(), 100).await;
     lasting.progress(10).await;
     lasting.finish().await;
