@@ -7,4 +7,5 @@ mod dial_scope;
 mod ip;
 mod relay_mobility;
 mod transparent;
+mod worker_endurance;
 mod workers;
