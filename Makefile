@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep demo-relay check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-workers bench-video fuzz deny docs clean
+.PHONY: help build release profiled dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep demo-relay check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-workers bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ release: ## the binary, for running: target/release/hermes; line tables for debu
 	@cd $(TARGET)/release && if readelf -SW hermes | grep -q '\.debug_line'; then \
 	  objcopy --only-keep-debug hermes hermes.debug && chmod -x hermes.debug && \
 	  objcopy --strip-all --add-gnu-debuglink=hermes.debug hermes hermes.stripped && mv hermes.stripped hermes; fi
+
+profiled: ## the binary, built for the traffic that it has (root; twice the build time): target/profiled/release/hermes
+	CARGO=$(CARGO) ./scripts/profiled.sh $(TARGET)
 
 dist: release ## a Debian package of the program, units, manual pages and completions: target/dist
 	./scripts/package.sh $(TARGET)/release/hermes $(TARGET)/dist

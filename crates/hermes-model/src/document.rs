@@ -79,7 +79,7 @@ pub struct Document {
     /// Distribution of connections to workers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dispatch: DispatchSection,
-    /// What the node does when memory, file descriptors or time run short.
+    /// Steps of the node when memory, file descriptors or time run short.
     #[serde(default, skip_serializing_if = "is_default")]
     pub overload: OverloadSection,
     /// Destination of the access log.

@@ -61,7 +61,7 @@ pub struct Snapshot {
     pub limits: Limits,
     /// Distribution of connections to workers.
     pub dispatch: Dispatch,
-    /// What the node does when memory, file descriptors or time run short.
+    /// Steps of the node when memory, file descriptors or time run short.
     pub overload: Overload,
     /// Destination of the access log.
     pub access_log: AccessLog,

@@ -8,8 +8,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
@@ -103,6 +104,22 @@ impl AsyncRead for Io {
     }
 }
 
+/// The number of buffers that one system call takes (`IOV_MAX`).
+const MAX_BUFFERS: usize = 1024;
+
+/// Sends buffers by sendmsg(2). The runtime would use writev(2), which takes the kernel a detour through its file layer.
+fn poll_send(tcp: &TcpStream, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    let bufs = &bufs[..bufs.len().min(MAX_BUFFERS)];
+    loop {
+        ready!(tcp.poll_write_ready(cx))?;
+        let send = || SockRef::from(tcp).send_vectored_with_flags(bufs, libc::MSG_NOSIGNAL);
+        match tcp.try_io(Interest::WRITABLE, send) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            sent => return Poll::Ready(sent),
+        }
+    }
+}
+
 impl AsyncWrite for Io {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
@@ -117,7 +134,7 @@ impl AsyncWrite for Io {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Io::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
+            Io::Plain(tcp) => poll_send(tcp, cx, bufs),
             Io::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
         }
     }

@@ -144,6 +144,12 @@ impl UpstreamState {
         }
     }
 
+    /// Lets round-robin begin at a random endpoint. After a change of endpoints that many nodes get at once, all of them would begin at
+    /// the first one.
+    pub fn begin_anywhere(&self, random: usize) {
+        self.turn.store(random, Ordering::Relaxed);
+    }
+
     /// Chooses an endpoint for a session, if possible none of those in `avoid`, which have just failed. `now` is in
     /// milliseconds of the node's clock. `random` is a new random number. Returns `None` if every endpoint is
     /// unhealthy, because an immediate error is better than a timeout. Ejected endpoints are chosen if no other one

@@ -103,12 +103,12 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Sess
             return fail(session, &error);
         }
     };
-    if worker.overload.refuses(route.importance, &request.facts.headers) {
-        worker.shared.metrics.limit("overload");
-        return fail(session, &Error::Limit("this node is overloaded; try again later, or another node"));
-    }
     session.entry.set_ends_half_closed(route.custody.is_some());
     *session.entry.route.borrow_mut() = Some(route.clone());
+    if may_be_refused(&request) && worker.overload.refuses(route.importance, &request.facts.headers) {
+        worker.shared.metrics.limit("overload");
+        return fail(session, &Error::Overloaded);
+    }
     if !route.early_data && headers::is_early(&request.facts.headers) {
         let reason = format!("route {} serves no request before the handshake of its client is complete", route.name);
         let (status, label) = (StatusCode::TOO_EARLY, "http_request_denied");
@@ -123,7 +123,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Sess
     // The sweep, a reload or the client may end the session meanwhile.
     let acted = {
         let end = session.entry.end.wait();
-        let act = act(worker, &generation, &session, &route, request);
+        // Pinned where it is: to move its state takes as long as a system call.
+        let act = std::pin::pin!(act(worker, &generation, &session, &route, request));
         tokio::select! {
             biased;
             outcome = act => outcome,
@@ -145,6 +146,12 @@ pub(crate) async fn serve(worker: &Rc<Worker>, mut request: Request<'_>) -> Sess
         Err(Error::NoProgress(limit)) if body.waits_for_client() => fail(session, &Error::ClientStalled(limit)),
         Err(error) => fail(session, &error),
     }
+}
+
+/// True if overload may refuse the request. An exchange in custody was accepted before. A refused flow of datagrams would begin again
+/// with the next datagram, which costs more than the flow.
+fn may_be_refused(request: &Request<'_>) -> bool {
+    request.arrived.is_none() && (request.connection.is_some() || !request.facts.kind.is_datagrams())
 }
 
 /// True if the origins of requests are elsewhere: the action is a forward proxy.

@@ -184,6 +184,9 @@ pub enum Error {
     /// A limit of this node was reached. The value names it.
     #[error("limit reached: {0}")]
     Limit(&'static str),
+    /// This node is overloaded, and refused the session before it did anything for it.
+    #[error("this node is overloaded; try again later")]
+    Overloaded,
     /// The configuration changed, and no longer permits the session.
     #[error("ended by reconfiguration: {0}")]
     Reconfigured(String),
@@ -244,6 +247,7 @@ impl Error {
                 Side::Policy
             }
             Error::Limit(_)
+            | Error::Overloaded
             | Error::RateLimited { .. }
             | Error::DeviceGone { .. }
             | Error::Internal(_)
@@ -267,7 +271,7 @@ impl Error {
     /// True if no peer received the request in this attempt, or none processed it, so that another path may be tried.
     pub fn is_unsent(&self) -> bool {
         match self {
-            Error::NoEndpoint { .. } | Error::Resolve(_) => true,
+            Error::NoEndpoint { .. } | Error::Resolve(_) | Error::Overloaded => true,
             Error::Denied { label, .. } => *label == LOOP,
             _ => self.retry() == Retry::Always,
         }
@@ -284,6 +288,7 @@ impl Error {
             Error::NoEndpoint { .. }
             | Error::NotConnected { .. }
             | Error::Limit(_)
+            | Error::Overloaded
             | Error::RateLimited { .. }
             | Error::Draining
             | Error::Reconfigured(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -321,7 +326,7 @@ impl Error {
             Error::Custody { .. } => "destination_unavailable",
             Error::NoProgress(_) => "http_response_timeout",
             Error::Idle(_) => "connection_read_timeout",
-            Error::Limit(_) | Error::RateLimited { .. } => "connection_limit_reached",
+            Error::Limit(_) | Error::Overloaded | Error::RateLimited { .. } => "connection_limit_reached",
             Error::Reconfigured(_) => "proxy_configuration_error",
             Error::Draining => "proxy_internal_response",
             Error::Internal(_) => "proxy_internal_error",

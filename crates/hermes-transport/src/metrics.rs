@@ -145,6 +145,10 @@ pub struct Metrics {
     pub ended: Counter,
     /// Counts connections that waited at a worker whose loop stood still, and that another one accepted.
     pub connections_relieved: Counter,
+    /// Counts connections that a worker drained because its work waited too long.
+    pub connections_parted: Counter,
+    /// Counts times in which all workers stood still.
+    pub standstills: Counter,
     /// Counts panics of workers.
     pub worker_breaks: Counter,
     /// Counts sessions that failed because of an upstream or this node.
@@ -213,6 +217,8 @@ impl Default for Metrics {
             ended: Counter::default(),
             failed: Counter::default(),
             connections_relieved: Counter::default(),
+            connections_parted: Counter::default(),
+            standstills: Counter::default(),
             worker_breaks: Counter::default(),
             handshake_failures: Family::default(),
             limits: Family::default(),
@@ -355,6 +361,16 @@ impl Metrics {
             "connections_relieved",
             "Connections accepted for a worker whose loop stood still",
             self.connections_relieved.clone(),
+        );
+        registry.register(
+            "standstills",
+            "Times in which the loops of all workers stood still",
+            self.standstills.clone(),
+        );
+        registry.register(
+            "connections_parted",
+            "Connections that a worker drained because its work waited too long",
+            self.connections_parted.clone(),
         );
         registry.register("worker_breaks", "Workers that broke and began anew", self.worker_breaks.clone());
         registry.register("connections", "Connections accepted", self.connections.clone());

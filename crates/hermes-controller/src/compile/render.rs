@@ -13,7 +13,7 @@ use hermes_model::document::upstream::{Endpoint, Upstream, UpstreamTls};
 use hermes_model::document::{Bind, Document, Identity};
 use hermes_model::facts::Kind;
 use hermes_model::pattern::UserPattern;
-use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Role, UpstreamProtocol};
+use hermes_model::snapshot::{CarryNames, ClientAuth, HostPort, Importance, Role, UpstreamProtocol};
 
 use super::service_path::Hop;
 use super::{Plan, names};
@@ -266,8 +266,13 @@ fn route_of_relay(
         user: users(key, hop),
         ..Match::default()
     };
-    let common =
-        Route { matching, timeout: service.timeout, on_change: service.on_change, ..Route::new(&super::route_of(key)) };
+    let common = Route {
+        matching,
+        timeout: service.timeout,
+        on_change: service.on_change,
+        importance: importance(key, service),
+        ..Route::new(&super::route_of(key))
+    };
     let is_relay = |name: &Name| plan.catalog.node(name).is_some_and(|node| node.role == Role::Standalone);
     // A device carries the requests of its users, so that the next node decides about each of them.
     if upstream.is_some() && !is_relay(name) {
@@ -320,7 +325,16 @@ fn route((node, hop): (&Name, &Hop), (key, service): (&Key, &Service), upstream:
         resume: first.and_then(|service| service.resume).filter(|_| onward),
         timeout: service.timeout,
         on_change: service.on_change,
+        importance: importance(key, service),
         ..Route::new(&super::route_of(key))
+    }
+}
+
+/// The importance of a service. One of a provider is never above those of others on the nodes that they share.
+fn importance(key: &Key, service: &Service) -> Importance {
+    match service.importance {
+        Importance::High if key.provider.is_some() => Importance::Normal,
+        own => own,
     }
 }
 

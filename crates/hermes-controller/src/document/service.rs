@@ -9,7 +9,7 @@ use hermes_model::document::relay::Relay;
 use hermes_model::document::route::MethodName;
 use hermes_model::document::scalar::OneOrMany;
 use hermes_model::pattern::{AuthorityPattern, PathPattern, PortPattern};
-use hermes_model::snapshot::{OnChange, Target};
+use hermes_model::snapshot::{Importance, OnChange, Target};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -62,6 +62,9 @@ pub struct Service {
     /// The effect of a route change on flows.
     #[serde(default, skip_serializing_if = "is_default")]
     pub on_change: OnChange,
+    /// How late its sessions are refused by a node that is overloaded.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub importance: Importance,
 }
 
 impl Service {

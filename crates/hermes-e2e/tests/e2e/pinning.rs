@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::process::Command;
 use std::thread::available_parallelism;
 
 use hermes_testkit::binary::hermes;
@@ -40,6 +41,11 @@ fn cores(node: &Node) -> Vec<String> {
 async fn each_worker_of_a_router_stays_on_a_core_of_its_own() {
     let overlay = Overlay::new(hermes()).unwrap();
     let count = available_parallelism().unwrap().get();
+    let allowed = Command::new("nproc").env_clear().output().unwrap();
+    if String::from_utf8(allowed.stdout).unwrap().trim() != count.to_string() {
+        // With a quota of time, there are fewer workers than cores.
+        return;
+    }
     let router = start(&overlay, "standalone", "auto", "reuseport").await;
     let each = cores(&router);
     assert_eq!(each.len(), count);

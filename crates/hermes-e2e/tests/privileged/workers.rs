@@ -242,7 +242,7 @@ async fn no_connection_is_lost_while_modes_change() {
 
 const OVERLOADED: &str = "
 workers: 1
-overload: {delay: {limit: 50ms}}
+overload: {delay: {limit: 100ms, refuse: 1000, stop: 1000}}
 listeners:
 - {name: web, bind: '127.0.0.1:0', protocol: http}
 routes:
@@ -283,18 +283,87 @@ async fn a_worker_whose_work_waits_too_long_refuses_what_matters_least() {
     };
     assert_eq!(low().await, 200);
     // One request at a time waits for nobody, however long it takes.
-    let (stop, burning) = burn_forever(to, 1, 80_000);
+    let (stop, burning) = burn_forever(to, 1, 60_000);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let shed = "signal=\"delay\",step=\"shed\"";
     assert!(node.metric("hermes_overload_workers", shed).await.unwrap_or_default() < 1.0, "{}", node.log());
     stop.send(true).unwrap();
     burning.join_all().await;
-    let (stop, burning) = burn_forever(to, 8, 10_000);
+    let (stop, burning) = burn_forever(to, 10, 20_000);
     node.metric_reaches("hermes_overload_workers", shed, 1.0).await;
     assert_eq!(low().await, 503);
-    assert!(status(&node).await["workers"][0]["delay_ms"].as_u64().unwrap() >= 50);
+    assert!(status(&node).await["workers"][0]["delay_ms"].as_u64().unwrap() >= 100);
     stop.send(true).unwrap();
     burning.join_all().await;
     poll::until("the worker has time", || async { low().await == 200 }).await;
+    node.assert_sound();
+}
+
+#[tokio::test]
+async fn a_node_whose_workers_all_stand_still_is_not_ready() {
+    if !needs_root("a_node_whose_workers_all_stand_still_is_not_ready") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let library = work::library(overlay.dir()).unwrap();
+    let preload = format!("LD_PRELOAD={}", library.display());
+    let mut node = overlay.node("node").document(OVERLOADED).by_way_of(&["env", &preload]).start().await.unwrap();
+    let mut http1 = connect(node.address("web"), 1).await;
+    http1.send("GET / HTTP/1.1\r\nhost: node\r\nx-work: block 2500000\r\n\r\n").await.unwrap();
+    poll::until("the operator learns of it", || async { node.ask("/readyz").await.unwrap().0 == 503 }).await;
+    assert_eq!(http1.head().await.unwrap().status(), 200);
+    poll::until("it is ready again", || async { node.ask("/readyz").await.unwrap().0 == 200 }).await;
+    node.metric_reaches("hermes_standstills_total", "", 1.0).await;
+    assert!(node.log().contains("all workers stood still"), "{}", node.log());
+    node.assert_sound();
+}
+
+#[tokio::test]
+async fn a_slow_worker_parts_with_connections() {
+    if !needs_root("a_slow_worker_parts_with_connections") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let library = work::library(overlay.dir()).unwrap();
+    let preload = format!("LD_PRELOAD={}", library.display());
+    let document = OVERLOADED.replace("workers: 1", "workers: 2\ndispatch: directed");
+    let mut node = overlay.node("node").document(&document).by_way_of(&["env", &preload]).start().await.unwrap();
+    let to = node.address("web");
+    // Clients that ask for nothing spread over both workers. Those at one of them then ask for much.
+    let mut open = Vec::new();
+    for client in 0..24 {
+        let mut http1 = connect(to, client).await;
+        request(&mut http1, "none").await;
+        let is_at_first =
+            connections(&node).await[0] > open.iter().filter(|(_, is_at_first)| *is_at_first).count() as u64;
+        open.push((http1, is_at_first));
+    }
+    let (stop, stopped) = watch::channel(false);
+    let mut burning = JoinSet::new();
+    for (mut http1, _) in open.into_iter().filter(|(_, is_at_first)| *is_at_first) {
+        let stopped = stopped.clone();
+        burning.spawn(async move {
+            let mut reconnected = 0;
+            while !*stopped.borrow() {
+                http1.send("GET / HTTP/1.1\r\nhost: node\r\nx-work: block 30000\r\n\r\n").await.unwrap();
+                let head = http1.head().await.unwrap();
+                assert_eq!(head.status(), 200, "no request is lost");
+                http1.body(&head).await.unwrap();
+                if head.header("connection").is_some_and(|value| value == "close") {
+                    http1 = connect(to, 100 + reconnected % 100).await;
+                    reconnected += 1;
+                }
+            }
+        });
+    }
+    node.metric_reaches("hermes_connections_parted_total", "", 3.0).await;
+    poll::until("both workers have their share", || async {
+        let each = connections(&node).await;
+        eprintln!("{each:?} {}", status(&node).await);
+        each.iter().sum::<u64>() >= 10 && each[1] * 2 >= each[0]
+    })
+    .await;
+    stop.send(true).unwrap();
+    burning.join_all().await;
     node.assert_sound();
 }

@@ -10,10 +10,11 @@ use crate::snapshot::{Overload, Signal, Step};
 
 /// The range of a step, in percent of the limit.
 const PERCENT: RangeInclusive<u16> = 1..=1000;
-/// Where the steps begin by default, for what runs out.
+/// The default percentages of the steps for memory and descriptors.
 const BEFORE_THE_END: [u16; 4] = [80, 90, 95, 98];
-/// Where the steps begin by default, for a delay: it may exceed its limit. Shrinking does not shorten it.
-const BEYOND_THE_LIMIT: [u16; 4] = [1000, 100, 200, 400];
+/// The default percentages of the steps for a delay, which may exceed its limit. Two steps are out of reach: smaller buffers do not
+/// shorten a delay, and connections that one worker does not accept would wait although others have time.
+const BEYOND_THE_LIMIT: [u16; 4] = [1000, 100, 200, 1000];
 /// The default limit of the delay.
 const DELAY: Duration = Duration::from_millis(500);
 

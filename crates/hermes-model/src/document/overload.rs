@@ -1,4 +1,4 @@
-//! `overload`: what the node does when memory, file descriptors or time run short.
+//! `overload`: the steps of the node when memory, file descriptors or time run short.
 
 use serde::{Deserialize, Serialize};
 

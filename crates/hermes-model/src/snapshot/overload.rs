@@ -46,7 +46,7 @@ pub struct Overload {
 pub struct Signal<T> {
     /// The value that counts as 100 percent. `None`: that of the system.
     pub limit: Option<T>,
-    /// Where each step begins, in percent of the limit.
+    /// The percentage of the limit at which each step begins.
     pub steps: [u16; 4],
 }
 

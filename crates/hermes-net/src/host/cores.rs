@@ -75,7 +75,7 @@ mod tests {
                 });
             });
         });
-        assert_eq!(here().len(), all, "of this thread, nothing has changed");
+        assert_eq!(here().len(), all, "this thread keeps its cores");
         assert_eq!(pin(all).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -300,6 +300,9 @@ impl<'a> Builder<'a> {
                 },
             };
             let state = UpstreamState::new(next_owner(), upstream.clone(), tls, &self.nodes);
+            if self.previous.is_some() {
+                state.begin_anywhere(rand::random::<u64>() as usize);
+            }
             states.insert(upstream.name.clone(), Arc::new(state));
         }
         states

@@ -76,6 +76,8 @@ pub fn adopt(worker: &Rc<Outbound>, arrived: AcceptedUplink) {
         let reverse_peer = arrived.slot.reverse_peer.clone();
         let connection = guard.connection.clone();
         let _ = connection.trust.set(arrived.trust.clone());
+        // Its number decides about its worker, so that it would come back.
+        connection.is_kept.set(true);
         // Counting a session prevents the idle timeout, which applies only to connections of clients.
         connection.enter(&here);
         tokio::select! {

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use hermes_architecture::flow_requests::{Refusal, RequestedFlow};
 use hermes_model::authority::Authority;
 use hermes_model::facts::Kind;
-use hermes_model::snapshot::Listener;
+use hermes_model::snapshot::{Listener, Step};
 use hermes_net::Io;
 use hermes_net::nfqueue::{HeldPacket, PacketVerdict, QueueReader};
 use hermes_net::transparent::Interception;
@@ -180,6 +180,10 @@ impl Interceptor {
             return self.decide(packet.id, verdict);
         }
         let metrics = &self.worker.shared.metrics;
+        if self.worker.overload.takes(Step::Stop) {
+            metrics.limit("unsplit");
+            return self.decide(packet.id, PacketVerdict::Accept);
+        }
         let limit = self.worker.snapshot().limits.held_syns.div_ceil(self.worker.shared.workers);
         let Some(guard) = known.current(&self.worker).and_then(|(state, _)| {
             let trust = trust_by_address(&state.listener, flow.0);

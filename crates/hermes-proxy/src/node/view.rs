@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
@@ -35,6 +36,16 @@ impl NodeView {
         self.shared.metrics.set_custody(self.services.custody.held());
         self.shared.metrics.limit_by("custody-exchanges", self.services.custody.take_refused());
         self.shared.metrics.render()
+    }
+
+    /// True if the loops of all workers stand still: nobody is served.
+    pub fn stands_still(&self) -> bool {
+        self.shared.status.stand_still(None)
+    }
+
+    /// True if no worker accepts connections, because of overload.
+    pub fn is_stopped(&self) -> bool {
+        self.shared.stopped.load(Ordering::Relaxed) == self.shared.workers
     }
 
     /// Adds the admin endpoint to the addresses that guarded routes must not dial.

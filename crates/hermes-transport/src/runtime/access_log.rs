@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -26,10 +26,12 @@ use crate::error::Side;
 use crate::metrics::{ErrorLabels, SessionLabels, SessionMetrics};
 use crate::runtime::session::Record;
 
-/// The size in bytes from which a buffer is passed to the writer at once. A smaller one is passed at the next tick.
-const FLUSH_BYTES: usize = 32 << 10;
-/// The maximum number of buffers in the writer's queue, which then contains about 16 MiB.
-const QUEUE: usize = 512;
+/// The size in bytes from which a buffer is passed to the writer at once. A smaller one is passed at the next tick. Each buffer costs
+/// a change of threads, which takes as long as some requests.
+const FLUSH_BYTES: usize = 128 << 10;
+/// The maximum number of buffers in the writer's queue, and of their bytes.
+const QUEUE: usize = 1024;
+const QUEUED_BYTES: usize = 16 << 20;
 
 /// The time for which shutdown waits for a log that accepts no writes.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -56,7 +58,30 @@ impl Next {
 
 /// The sender of the writer's queue, for workers and the node.
 #[derive(Clone)]
-pub struct LogSender(SyncSender<Message>);
+pub struct LogSender {
+    queue: SyncSender<Message>,
+    /// The bytes in the queue.
+    bytes: Arc<AtomicUsize>,
+}
+
+impl LogSender {
+    /// Passes lines to the writer. Returns them if the queue is full.
+    fn send(&self, lines: Vec<u8>) -> Result<(), Vec<u8>> {
+        let length = lines.len();
+        if self.bytes.fetch_add(length, Ordering::Relaxed) + length > QUEUED_BYTES {
+            self.bytes.fetch_sub(length, Ordering::Relaxed);
+            return Err(lines);
+        }
+        self.queue.try_send(Message::Lines(lines)).map_err(|error| {
+            self.bytes.fetch_sub(length, Ordering::Relaxed);
+            match error {
+                TrySendError::Full(Message::Lines(lines)) => lines,
+                // The writer has ended with the node.
+                _ => Vec::new(),
+            }
+        })
+    }
+}
 
 /// The writer thread. Dropping this value waits until all queued lines are written, but at most two seconds.
 pub struct LogWriter {
@@ -76,12 +101,13 @@ impl LogWriter {
         let (alive, ended) = sync_channel(0);
         let mut target = open(&log)?;
         let next = Arc::new(Next::default());
-        let wanted = next.clone();
+        let (wanted, bytes) = (next.clone(), Arc::<AtomicUsize>::default());
+        let written = bytes.clone();
         std::thread::Builder::new().name("access-log".to_owned()).spawn(move || {
-            write_all(&receiver, &wanted, &mut target, &lost);
+            write_all(&receiver, &written, &wanted, &mut target, &lost);
             drop(alive);
         })?;
-        Ok(Self { sender: LogSender(sender), next, ended })
+        Ok(Self { sender: LogSender { queue: sender, bytes }, next, ended })
     }
 
     pub fn sender(&self) -> LogSender {
@@ -92,7 +118,7 @@ impl LogWriter {
     /// Does not wait: a writer that is blocked opens the target when its write completes.
     pub fn reopen(&self, log: AccessLog) {
         *self.next.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log);
-        if self.sender.0.try_send(Message::Look).is_err() {
+        if self.sender.queue.try_send(Message::Look).is_err() {
             self.next.overdue.store(true, Ordering::Release);
         }
     }
@@ -101,7 +127,7 @@ impl LogWriter {
 impl Drop for LogWriter {
     fn drop(&mut self) {
         // This drops the last sender, because the workers have ended. The thread then writes the rest and ends.
-        self.sender = LogSender(sync_channel(0).0);
+        self.sender.queue = sync_channel(0).0;
         if self.ended.recv_timeout(LAST_WORDS) == Err(RecvTimeoutError::Timeout) {
             tracing::error!("the access log accepts no data; its last entries are lost");
         }
@@ -173,10 +199,19 @@ pub fn probe(log: &AccessLog) -> std::io::Result<()> {
     open(log).map(drop)
 }
 
-fn write_all(receiver: &Receiver<Message>, next: &Next, target: &mut Target, lost: &Counter) {
+fn write_all(
+    receiver: &Receiver<Message>,
+    bytes: &AtomicUsize,
+    next: &Next,
+    target: &mut Target,
+    lost: &Counter,
+) {
     // A failure is logged once until a write succeeds, because the program's own log may be on the same full disk.
     let mut fails = false;
     while let Ok(message) = receiver.recv() {
+        if let Message::Lines(lines) = &message {
+            bytes.fetch_sub(lines.len(), Ordering::Relaxed);
+        }
         let look = matches!(message, Message::Look) || next.overdue.swap(false, Ordering::AcqRel);
         if let (Message::Lines(lines), Some(writer)) = (message, &mut *target) {
             // A failure of the log must not stop traffic. The next reload may fix it.
@@ -253,8 +288,12 @@ impl Records {
         if buffer.is_empty() {
             return;
         }
-        let lines = std::mem::replace(&mut *buffer, Vec::with_capacity(FLUSH_BYTES));
-        if let Err(TrySendError::Full(Message::Lines(lines))) = self.sender.0.try_send(Message::Lines(lines)) {
+        // A few lines are copied, so that the queue holds no room for many.
+        let lines = match buffer.len() < FLUSH_BYTES / 2 {
+            true => buffer.drain(..).collect(),
+            false => std::mem::replace(&mut *buffer, Vec::with_capacity(FLUSH_BYTES)),
+        };
+        if let Err(lines) = self.sender.send(lines) {
             let lost = lines.iter().filter(|byte| **byte == b'\n').count();
             worker.shared.metrics.records_lost.inc_by(lost as u64);
         }

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hermes_model::snapshot::{Importance, Overload, Step};
-use hermes_net::host::usage;
+use hermes_net::allocator;
+use hermes_net::host::usage::{self, MemoryBound};
 use http::HeaderMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -30,6 +31,16 @@ const EASED: u64 = 90;
 const EASED_FOR: u64 = 1000;
 /// The number of ticks whose least delay counts: a queue that empties in between is no overload.
 const DELAYS: usize = 10;
+
+/// How long a worker's work must wait too long before the worker parts with connections, and the time until it does so again. Both in
+/// milliseconds.
+const PARTS_AFTER: u64 = 3000;
+const PARTS_EVERY: u64 = 1000;
+/// The divisor that yields the connections with which it parts.
+const PARTED_SHARE: usize = 20;
+
+/// The time between two returns of free memory, in milliseconds.
+const RETURN_INTERVAL: u64 = 1000;
 
 /// The signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,14 +62,19 @@ impl Signal {
     }
 }
 
-/// What the process uses of its host, as last read by any worker.
+/// The memory and the descriptors of the process, as last read by any worker.
 #[derive(Debug)]
 pub struct Usage {
     read_at: AtomicU64,
+    /// Memory of the process. Counts if the document has a limit.
+    own_memory: AtomicU64,
+    /// Used memory where the system limits it, and that limit.
     memory: AtomicU64,
+    memory_limit: AtomicU64,
     descriptors: AtomicU64,
-    /// What the system allows. `None`: it does not tell.
-    memory_limit: Option<u64>,
+    /// The place of the system's limit. `None`: it does not tell.
+    memory_bound: Option<MemoryBound>,
+    /// The limit of the system. `None`: it does not tell.
     descriptor_limit: Option<u64>,
 }
 
@@ -66,9 +82,11 @@ impl Default for Usage {
     fn default() -> Self {
         Self {
             read_at: AtomicU64::new(0),
+            own_memory: AtomicU64::new(0),
             memory: AtomicU64::new(0),
+            memory_limit: AtomicU64::new(0),
             descriptors: AtomicU64::new(0),
-            memory_limit: usage::memory_limit(),
+            memory_bound: MemoryBound::find(),
             descriptor_limit: usage::descriptor_limit(),
         }
     }
@@ -82,8 +100,25 @@ impl Usage {
         if !is_due || self.read_at.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
-        self.memory.store(usage::memory().unwrap_or_default(), Ordering::Relaxed);
-        self.descriptors.store(usage::descriptors().unwrap_or_default(), Ordering::Relaxed);
+        // What cannot be read keeps its value: that happens when descriptors run short.
+        if let Some(memory) = usage::own_memory() {
+            self.own_memory.store(memory, Ordering::Relaxed);
+        }
+        if let Some(memory) = self.memory_bound.as_ref().and_then(MemoryBound::read) {
+            self.memory.store(memory.used, Ordering::Relaxed);
+            self.memory_limit.store(memory.limit, Ordering::Relaxed);
+        }
+        if let Some(descriptors) = usage::descriptors() {
+            self.descriptors.store(descriptors, Ordering::Relaxed);
+        }
+    }
+
+    /// The used part of the limit in percent. `own_limit`: that of the document.
+    fn memory_percent(&self, own_limit: Option<u64>) -> u64 {
+        match own_limit {
+            Some(limit) => percent(self.own_memory.load(Ordering::Relaxed), Some(limit)),
+            None => percent(self.memory.load(Ordering::Relaxed), Some(self.memory_limit.load(Ordering::Relaxed))),
+        }
     }
 }
 
@@ -96,7 +131,7 @@ struct Ladder {
 }
 
 impl Ladder {
-    /// Follows a signal that is at so many percent of its limit.
+    /// Follows a signal. `percent` is its share of the limit.
     fn follow(&mut self, percent: u64, steps: [u16; Step::ALL.len()], now: u64) {
         for ((taken, eased_at), begins) in self.taken.iter_mut().zip(&mut self.eased_at).zip(steps.map(u64::from)) {
             let is_eased = percent * 100 < begins * EASED;
@@ -113,6 +148,10 @@ pub struct WorkerOverload {
     ladders: RefCell<[Ladder; Signal::ALL.len()]>,
     taken: Cell<[bool; Step::ALL.len()]>,
     delay: Rc<Delay>,
+    /// When the worker returns free memory again, in milliseconds of the node's clock.
+    returns_at: Cell<u64>,
+    /// When the worker parts with connections. `None` while its work does not wait too long.
+    parts_at: Cell<Option<u64>>,
     /// Signals that the steps have changed.
     changed: Notify,
 }
@@ -124,6 +163,8 @@ impl WorkerOverload {
             ladders: RefCell::default(),
             taken: Cell::default(),
             delay: Rc::default(),
+            returns_at: Cell::default(),
+            parts_at: Cell::default(),
             changed: Notify::new(),
         }
     }
@@ -174,29 +215,58 @@ impl WorkerOverload {
         let delay = self.delay.ask(due);
         self.shared.status.delays[worker.number].store(micros(delay), Ordering::Relaxed);
         let Overload { memory, descriptors, delay: limit } = settings;
-        let (of_memory, of_descriptors) =
-            (memory.limit.or(usage.memory_limit), descriptors.limit.or(usage.descriptor_limit));
         let percents = [
-            percent(usage.memory.load(Ordering::Relaxed), of_memory),
-            percent(usage.descriptors.load(Ordering::Relaxed), of_descriptors),
+            usage.memory_percent(memory.limit),
+            percent(usage.descriptors.load(Ordering::Relaxed), descriptors.limit.or(usage.descriptor_limit)),
             percent(micros(delay), limit.limit.map(micros)),
         ];
+        if self.parts(percents[Signal::Delay as usize], micros(delay), worker.number, now) {
+            worker.tables.part_with_some(worker, PARTED_SHARE);
+        }
         let steps = [memory.steps, descriptors.steps, limit.steps];
         let before = *self.ladders.borrow();
         for ((ladder, percent), steps) in self.ladders.borrow_mut().iter_mut().zip(percents).zip(steps) {
             ladder.follow(percent, steps, now);
         }
+        self.return_memory(now);
         if *self.ladders.borrow() == before {
             return;
         }
         for ((signal, before), percent) in Signal::ALL.into_iter().zip(before).zip(percents) {
-            // Of the signals that all workers share, one worker tells.
+            // One worker writes about the signals that all workers share.
             if worker.number == 0 || signal == Signal::Delay {
                 self.tell(signal, before, percent, worker.number);
             }
             self.count(signal, before);
         }
         self.combine();
+    }
+
+    /// Returns free memory to the system while that is short. The allocator keeps it otherwise, and the step would last.
+    fn return_memory(&self, now: u64) {
+        let is_short = self.ladders.borrow()[Signal::Memory as usize].taken.contains(&true);
+        if is_short && now >= self.returns_at.get() {
+            self.returns_at.set(now + RETURN_INTERVAL);
+            allocator::return_free();
+        }
+    }
+
+    /// True if the worker parts with some of its connections now: its work has waited too long for a while, and less than half as
+    /// long elsewhere. Their clients connect again, to another worker if connections are directed.
+    fn parts(&self, percent: u64, delay: u64, worker: usize, now: u64) -> bool {
+        if percent < 100 {
+            self.parts_at.set(None);
+            return false;
+        }
+        let due = self.parts_at.get().unwrap_or(now + PARTS_AFTER);
+        self.parts_at.set(Some(due));
+        if now < due {
+            return false;
+        }
+        self.parts_at.set(Some(now + PARTS_EVERY));
+        let (hung, delays) = (self.shared.status.hung(), &self.shared.status.delays);
+        let others = delays.iter().enumerate().filter(|(other, _)| *other != worker && !hung.contains(other));
+        others.map(|(_, delay)| delay.load(Ordering::Relaxed)).min().is_some_and(|least| 2 * least <= delay)
     }
 
     /// Writes a log line for each step that began or ended.
@@ -223,7 +293,14 @@ impl WorkerOverload {
 
     fn combine(&self) {
         let ladders = self.ladders.borrow();
+        let had_stopped = self.takes(Step::Stop);
         self.taken.set(std::array::from_fn(|step| ladders.iter().any(|ladder| ladder.taken[step])));
+        drop(ladders);
+        match (had_stopped, self.takes(Step::Stop)) {
+            (false, true) => drop(self.shared.stopped.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.shared.stopped.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
         self.changed.notify_waiters();
     }
 }
@@ -232,6 +309,7 @@ impl Drop for WorkerOverload {
     fn drop(&mut self) {
         let before = self.ladders.take();
         Signal::ALL.into_iter().zip(before).for_each(|(signal, before)| self.count(signal, before));
+        self.combine();
     }
 }
 
@@ -335,6 +413,20 @@ mod tests {
         assert_eq!(refused(Importance::High), [false; 3]);
     }
 
+    #[test]
+    fn a_slow_worker_parts_with_connections_while_others_are_faster() {
+        let overload = WorkerOverload::new(Arc::new(Shared::new(2)));
+        (0..2).for_each(|worker| overload.shared.status.table.row(worker).park());
+        let parts = |percent, now| overload.parts(percent, 900, 0, now);
+        assert!(!parts(100, 0) && !parts(100, 2900) && parts(100, 3000), "after three seconds");
+        assert!(!parts(100, 3900) && parts(100, 4000), "and each second");
+        overload.shared.status.delays[1].store(451, Ordering::Relaxed);
+        assert!(!parts(100, 5000), "the other one is about as slow");
+        overload.shared.status.delays[1].store(450, Ordering::Relaxed);
+        assert!(!parts(99, 6000) && !parts(100, 7000), "it was fast enough in between");
+        assert!(parts(100, 10_000));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_delay_is_the_least_of_a_second() {
         let delay = Delay::default();
@@ -354,8 +446,8 @@ mod tests {
     fn the_system_tells_what_this_process_uses() {
         let usage = Usage::default();
         usage.read(READING_INTERVAL);
-        assert!(usage.memory.load(Ordering::Relaxed) > 1 << 20);
-        assert!(percent(usage.memory.load(Ordering::Relaxed), usage.memory_limit) < 100);
+        assert!(usage.memory_percent(Some(1 << 20)) > 100, "a megabyte is little");
+        assert!(usage.memory_percent(None) < 100);
         let descriptors = percent(usage.descriptors.load(Ordering::Relaxed), usage.descriptor_limit);
         assert!(descriptors < 100, "{descriptors}");
         assert_eq!(percent(5, None), 0);

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use hermes_model::facts::{Facts, Kind};
 use hermes_model::field_collision::remove_named;
-use hermes_model::snapshot::Route;
+use hermes_model::snapshot::{ListenerProtocol, Route};
 use hermes_wire::traceparent::Traceparent;
 use http::HeaderMap;
 use slab::Slab;
@@ -567,6 +567,20 @@ impl SessionTables {
             connection.start_drain(worker);
         }
         self.nudge_flows();
+    }
+
+    /// Drains a share of the connections of HTTP clients, at least one of them, chosen at random. Others could not go elsewhere. `of` is the divisor of the share.
+    pub fn part_with_some(&self, worker: &WorkerContext, of: usize) {
+        let connections = self.connections.borrow();
+        let can_go = |connection: &Connection| {
+            connection.listener.protocol == ListenerProtocol::Http && !connection.is_draining() && !connection.is_kept.get()
+        };
+        let open: Vec<_> = connections.iter().map(|(_, connection)| connection).filter(|one| can_go(one)).collect();
+        let first = usize::try_from(worker.random().1).unwrap_or_default() % open.len().max(1);
+        for connection in open.iter().cycle().skip(first).take(open.len().div_ceil(of)) {
+            worker.shared.metrics.connections_parted.inc();
+            connection.start_drain(worker);
+        }
     }
 
     /// Drains the connections of one listener.

@@ -30,7 +30,7 @@ pub struct Shared {
     /// The status of all workers, by which the kernel distributes connections.
     pub status: Arc<Workers>,
     pub metrics: Metrics,
-    /// What the process uses of its host.
+    /// The memory and descriptors that the process uses.
     pub usage: Usage,
     pub no_route: Arc<str>,
     /// The table of client connections on all workers.
@@ -48,6 +48,8 @@ pub struct Shared {
     pub something_lost: Notify,
     /// The workers that broke, and have no listeners.
     lost_workers: Mutex<Vec<usize>>,
+    /// The number of workers that accept no connection because of overload.
+    pub stopped: AtomicUsize,
     /// The number of workers that forward packets to the predecessor process.
     pub predecessors: AtomicUsize,
     /// Asks all workers, except the one with this number, to displace entries of shared tables. Set when the workers
@@ -57,6 +59,8 @@ pub struct Shared {
     pub handshakes: LogThrottle,
     /// Throttles log lines about connections that could not be accepted.
     pub unaccepted: LogThrottle,
+    /// Throttles log lines about times in which all workers stood still.
+    pub standstills: LogThrottle,
     /// Throttles log lines about DNS queries for which no DNS server is reachable.
     pub unanswered: LogThrottle,
     /// Throttles log lines about packets from unknown peers.
@@ -85,6 +89,7 @@ impl Shared {
             network: watch::Sender::new(()),
             something_lost: Notify::new(),
             lost_workers: Mutex::default(),
+            stopped: AtomicUsize::new(0),
             predecessors: AtomicUsize::new(0),
             no_route: Arc::from("none"),
             connections: Arc::default(),
@@ -95,6 +100,7 @@ impl Shared {
             guard: DialGuard::default(),
             handshakes: LogThrottle::default(),
             unaccepted: LogThrottle::every(UNACCEPTED_INTERVAL),
+            standstills: LogThrottle::default(),
             unanswered: LogThrottle::default(),
             strangers: LogThrottle::default(),
             refused_addresses: LogThrottle::default(),

@@ -16,6 +16,7 @@ use std::time::Duration;
 use hermes_net::dispatch::{self, WorkerRow};
 
 use super::Shared;
+use super::workers::STANDSTILL;
 
 /// Time after which a loop that does not wait selects workers again.
 const SELECTION_INTERVAL: Duration = Duration::from_millis(5);
@@ -126,7 +127,21 @@ impl Turns {
         }
     }
 
+    /// Reports that all workers stood still. The first of them to go on is the one that can tell.
+    fn look_back(&self, now: Duration) {
+        let since = self.selected.load(Ordering::Relaxed).max(self.began.load(Ordering::Relaxed));
+        let stood_still = nanoseconds(now).saturating_sub(since) >= nanoseconds(STANDSTILL);
+        if !stood_still || !self.shared.status.stand_still(Some(self.worker)) {
+            return;
+        }
+        self.shared.metrics.standstills.inc();
+        if let Some(more) = self.shared.standstills.happened(self.shared.now()) {
+            tracing::warn!(more, "all workers stood still for a second or more: nobody was served; `/workers` shows their turns");
+        }
+    }
+
     fn select(&self, now: Duration) {
+        self.look_back(now);
         self.selected.store(nanoseconds(now), Ordering::Relaxed);
         add(&self.shared.status.turns[self.worker].selections, 1);
         self.shared.status.table.schedule(self.worker, now);
@@ -282,6 +297,23 @@ mod tests {
         turns.shared.status.table.set_parameters(&patient);
         turns.begin();
         assert_eq!(turns.shared.status.view()[1].state, "turning");
+    }
+
+    #[test]
+    fn the_first_worker_that_goes_on_tells_that_all_stood_still() {
+        let shared = Arc::new(Shared::new(2));
+        let (first, second) = (Turns::new(shared.clone(), 0), Turns::new(shared.clone(), 1));
+        let later = now() + STANDSTILL;
+        first.end();
+        second.look_back(later);
+        assert_eq!(shared.metrics.standstills.get(), 0, "the first one waits, and can serve");
+        assert!(!shared.status.stand_still(None));
+        // It last turned long ago.
+        first.row().unpark(Duration::ZERO);
+        second.look_back(later);
+        assert_eq!(shared.metrics.standstills.get(), 1);
+        second.look_back(now());
+        assert_eq!(shared.metrics.standstills.get(), 1, "the second one turns");
     }
 
     #[test]

@@ -16,6 +16,9 @@ use serde::Serialize;
 
 use super::turns::{CLASSES, Histogram, TurnCounts};
 
+/// The time from which clients notice that nothing happens.
+pub const STANDSTILL: Duration = Duration::from_secs(1);
+
 /// The status of all workers of a node.
 pub struct Workers {
     pub table: Table,
@@ -67,6 +70,15 @@ impl Workers {
         let (now, after) = (dispatch::now().unwrap_or_default(), self.table.parameters().hung_after);
         let stands_still = |status: &Status| !status.is_parked && now.saturating_sub(status.turned) >= after;
         self.table.statuses().enumerate().filter(|(_, status)| stands_still(status)).map(|(worker, _)| worker).collect()
+    }
+
+    /// True if the loops of all workers stand still for so long that clients notice: nobody serves them. `but` is the number of a
+    /// worker that does not count, since it asks.
+    pub fn stand_still(&self, but: Option<usize>) -> bool {
+        let now = dispatch::now().unwrap_or_default();
+        let stands_still = |status: &Status| !status.is_parked && now.saturating_sub(status.turned) >= STANDSTILL;
+        let mut others = self.table.statuses().enumerate().filter(|(worker, _)| Some(*worker) != but);
+        others.all(|(_, status)| stands_still(&status))
     }
 
     /// How the kernel chooses a worker for a new connection.

@@ -57,6 +57,9 @@ pub(super) struct Install {
     /// Allow the node to create devices, routes and rules (`tun` listeners, gateways)
     #[arg(long)]
     devices: bool,
+    /// Allow the node to load programs into the kernel (`dispatch: directed` and `roundrobin`)
+    #[arg(long)]
+    directed: bool,
     /// Set the namespace of the manifests [default: kubectl's]
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace, help_heading = "Kubernetes")]
     namespace: Option<String>,
@@ -233,15 +236,20 @@ impl Install {
     fn capabilities(&self) -> String {
         let is_node = self.what == What::Proxy;
         let low = (self.low_ports && is_node).then_some("CAP_NET_BIND_SERVICE");
-        let devices = (self.devices && is_node).then_some("CAP_NET_ADMIN");
-        low.into_iter().chain(devices).collect::<Vec<_>>().join(" ")
+        let programs = (self.directed && is_node).then_some("CAP_BPF");
+        let network = ((self.devices || self.directed) && is_node).then_some("CAP_NET_ADMIN");
+        low.into_iter().chain(programs).chain(network).collect::<Vec<_>>().join(" ")
     }
 
     /// Returns the unit's privileges: none, unless options ask for them.
     fn privileges(&self) -> String {
         let all = self.capabilities();
         let mut text = format!("CapabilityBoundingSet={all}\nAmbientCapabilities={all}\n");
-        if all.contains("CAP_NET_ADMIN") {
+        if self.directed && self.what == What::Proxy {
+            // It comes on top of those below.
+            text.push_str("SystemCallFilter=bpf\n");
+        }
+        if self.devices && self.what == What::Proxy {
             // Devices also need their part of /proc/sys: forwarding, and the MTU of routes.
             text.push_str("DevicePolicy=closed\nDeviceAllow=/dev/net/tun rw\nProtectKernelTunables=no\n");
         } else {

@@ -59,6 +59,7 @@ fn systemd_accepts_the_printed_units() {
         ("hermes", NODE.to_vec(), ("20", "")),
         ("edge", [&NODE[..], &["--state", "/var/lib/edge", "--low-ports"]].concat(), ("20", "CAP_NET_BIND_SERVICE")),
         ("hermes", vec!["--config", config, "--devices"], ("100", "CAP_NET_ADMIN")),
+        ("router", vec![NODE[0], NODE[1], "--state", "/var/lib/router", "--directed"], ("20", "CAP_BPF CAP_NET_ADMIN")),
         ("hermes-controller", vec!["controller"], ("10", "")),
     ] {
         let unit = printed(&[&["systemd", "--program", binary::hermes()], &args[..]].concat());
@@ -68,6 +69,7 @@ fn systemd_accepts_the_printed_units() {
         assert_eq!(values(&unit, "StateDirectory"), [name], "{unit}");
         assert_eq!((values(&unit, "KillSignal"), values(&unit, "Type")), (vec!["SIGTERM"], vec!["notify"]));
         assert_eq!(unit.contains("/dev/net/tun"), args.contains(&"--devices"));
+        assert_eq!(values(&unit, "SystemCallFilter").contains(&"bpf"), args.contains(&"--directed"), "{unit}");
         // What it starts is a command line of this program.
         let command = values(&unit, "ExecStart")[0];
         let words: Vec<_> = command.split(' ').skip(1).map(|word| word.replace("%S", "/var/lib")).collect();
