@@ -101,8 +101,14 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
                 figures.into_iter().for_each(|(figure, value)| rounds.entry(figure).or_default().push(value));
             }
         }
+        // After each round: all of them take half an hour.
+        save(options, &all)?;
     }
     print_table(&all);
+    Ok(())
+}
+
+fn save(options: &WorkersOptions, all: &Rounds) -> Result<()> {
     let report = serde_json::json!({
         "workers": options.workers, "cores": std::thread::available_parallelism()?, "seconds": options.seconds,
         "settings": options.settings, "cases": all,

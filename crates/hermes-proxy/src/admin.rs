@@ -162,7 +162,9 @@ async fn answer(
     }
     match request.uri().path() {
         "/healthz" => text(StatusCode::OK, "ok\n".to_owned()),
-        "/readyz" if view.stands_still() => text(StatusCode::SERVICE_UNAVAILABLE, "all workers stand still\n".to_owned()),
+        "/readyz" if view.stands_still() => {
+            text(StatusCode::SERVICE_UNAVAILABLE, "all workers stand still\n".to_owned())
+        }
         "/readyz" if view.is_stopped() => text(StatusCode::SERVICE_UNAVAILABLE, "overloaded\n".to_owned()),
         "/readyz" if ready.load(Ordering::Acquire) => text(StatusCode::OK, "ready\n".to_owned()),
         "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned()),

@@ -359,7 +359,6 @@ async fn a_slow_worker_parts_with_connections() {
     node.metric_reaches("hermes_connections_parted_total", "", 3.0).await;
     poll::until("both workers have their share", || async {
         let each = connections(&node).await;
-        eprintln!("{each:?} {}", status(&node).await);
         each.iter().sum::<u64>() >= 10 && each[1] * 2 >= each[0]
     })
     .await;

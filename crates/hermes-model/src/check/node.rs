@@ -99,7 +99,7 @@ fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
         hung_after: duration(
             "dispatch.hung-after",
             section.hung_after,
-            Duration::from_millis(20),
+            Duration::from_millis(5),
             Duration::from_millis(1)..=Duration::from_secs(60),
             report,
         ),

@@ -71,7 +71,7 @@ impl<'de> Visitor<'de> for DispatchVisitor {
     type Value = DispatchSection;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a mode such as directed, or {mode: directed, hung-after: 20ms}")
+        f.write_str("a mode such as directed, or {mode: directed, hung-after: 50ms}")
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<DispatchSection, E> {

@@ -37,12 +37,7 @@ pub struct Parameters {
 impl Default for Parameters {
     /// Returns the offsets of the paper (Figure 15).
     fn default() -> Self {
-        Self {
-            hung_after: Duration::from_millis(20),
-            session_weight: 1.0,
-            connections_offset: 0.5,
-            pending_offset: 0.5,
-        }
+        Self { hung_after: Duration::from_millis(5), session_weight: 1.0, connections_offset: 0.5, pending_offset: 0.5 }
     }
 }
 

@@ -14,7 +14,9 @@ use nix::unistd::{SysconfVar, sysconf};
 /// Used and available bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
+    /// Bytes that are used.
     pub used: u64,
+    /// Bytes that may be used.
     pub limit: u64,
 }
 
@@ -23,7 +25,7 @@ pub struct Memory {
 pub enum MemoryBound {
     /// The directory of a control group (cgroup v2). All of its processes, and the sockets of the kernel for them, count.
     Group(PathBuf),
-    /// The machine, with this many bytes. This process alone counts: what others use says nothing about its load.
+    /// The machine, with this many bytes. Only this process counts, since other programs say nothing about its load.
     Machine(u64),
 }
 

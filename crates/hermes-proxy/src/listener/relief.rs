@@ -22,7 +22,7 @@ pub(crate) struct AcceptQueues {
 }
 
 /// Connections that a worker accepts for others in a tick. More would make it stand still itself.
-const MAX_RELIEVED: usize = 32;
+const MAX_RELIEVED: usize = 8;
 
 /// Accepts what waits for workers that stand still.
 pub(crate) fn relieve(worker: &Rc<Worker>, queues: &[AcceptQueues]) {

@@ -199,13 +199,7 @@ pub fn probe(log: &AccessLog) -> std::io::Result<()> {
     open(log).map(drop)
 }
 
-fn write_all(
-    receiver: &Receiver<Message>,
-    bytes: &AtomicUsize,
-    next: &Next,
-    target: &mut Target,
-    lost: &Counter,
-) {
+fn write_all(receiver: &Receiver<Message>, bytes: &AtomicUsize, next: &Next, target: &mut Target, lost: &Counter) {
     // A failure is logged once until a write succeeds, because the program's own log may be on the same full disk.
     let mut fails = false;
     while let Ok(message) = receiver.recv() {

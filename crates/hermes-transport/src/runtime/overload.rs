@@ -100,7 +100,7 @@ impl Usage {
         if !is_due || self.read_at.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
-        // What cannot be read keeps its value: that happens when descriptors run short.
+        // A read fails when descriptors run short. The last value stays then.
         if let Some(memory) = usage::own_memory() {
             self.own_memory.store(memory, Ordering::Relaxed);
         }

@@ -573,7 +573,9 @@ impl SessionTables {
     pub fn part_with_some(&self, worker: &WorkerContext, of: usize) {
         let connections = self.connections.borrow();
         let can_go = |connection: &Connection| {
-            connection.listener.protocol == ListenerProtocol::Http && !connection.is_draining() && !connection.is_kept.get()
+            connection.listener.protocol == ListenerProtocol::Http
+                && !connection.is_draining()
+                && !connection.is_kept.get()
         };
         let open: Vec<_> = connections.iter().map(|(_, connection)| connection).filter(|one| can_go(one)).collect();
         let first = usize::try_from(worker.random().1).unwrap_or_default() % open.len().max(1);

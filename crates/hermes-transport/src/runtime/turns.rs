@@ -136,7 +136,10 @@ impl Turns {
         }
         self.shared.metrics.standstills.inc();
         if let Some(more) = self.shared.standstills.happened(self.shared.now()) {
-            tracing::warn!(more, "all workers stood still for a second or more: nobody was served; `/workers` shows their turns");
+            tracing::warn!(
+                more,
+                "all workers stood still for a second or more: nobody was served; `/workers` shows their turns"
+            );
         }
     }
 
