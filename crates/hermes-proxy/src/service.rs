@@ -3,6 +3,5 @@
 pub(crate) mod content_race;
 pub(crate) mod device_end;
 pub(crate) mod forward;
-pub(crate) mod max_forwards;
 pub(crate) mod next_relay;
 pub(crate) mod respond;

@@ -27,7 +27,7 @@ use crate::service::forward::Forward;
 use crate::service::forward::head::{HeadOverrides, RequestForm, clean_response};
 use crate::service::forward::tunnel::Opened;
 use crate::service::next_relay::ToNextRelay;
-use crate::service::{device_end, max_forwards, respond};
+use crate::service::{device_end, respond};
 use crate::worker::Worker;
 use crate::{custody, filters, upgrade};
 use hermes_architecture::dial_target;
@@ -39,7 +39,7 @@ use hermes_transport::early_payload::{EarlyPayload, EarlyReader, InitialCapsules
 use hermes_transport::error::{Error, LOOP};
 use hermes_transport::runtime::session::{Delivery, Session, SessionEntry};
 use hermes_transport::stream::ByteStream;
-use hermes_transport::{headers, tunnel_copy};
+use hermes_transport::{headers, max_forwards, tunnel_copy};
 
 /// The outcome of a request.
 pub(crate) enum SessionOutcome {

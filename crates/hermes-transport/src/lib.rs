@@ -17,6 +17,7 @@ pub mod h3;
 pub mod headers;
 pub mod lingering_close;
 pub mod log_throttle;
+pub mod max_forwards;
 pub mod metrics;
 pub mod oneshot;
 pub mod runtime;

@@ -218,6 +218,7 @@ const LAYERS: [(&str, &[&str]); 3] = [
             "body_writer",
             "tunnel_copy",
             "lingering_close",
+            "max_forwards",
         ],
     ),
     ("hermes-outbound", &["rate_limit", "virtual_ip", "reverse", "upstream", "generation", "outbound"]),

@@ -16,13 +16,13 @@ use http::{HeaderMap, Method, Request as HttpRequest, Uri, Version};
 use smallvec::SmallVec;
 
 use crate::request::Request;
-use crate::service::max_forwards;
 use hermes_outbound::outbound::pool::{H1Connection, Leased};
 use hermes_outbound::reverse;
 use hermes_outbound::upstream::UpstreamState;
 use hermes_transport::body::Attempt;
 use hermes_transport::error::Error;
 use hermes_transport::headers::{self, Via};
+use hermes_transport::max_forwards;
 use hermes_transport::runtime::session::SessionEntry;
 
 /// Inputs for the heads of a session, beside its facts.

@@ -11,15 +11,15 @@ use hermes_model::snapshot::Listener;
 use http::header::{CONTENT_TYPE, HOST, HeaderValue, MAX_FORWARDS};
 use http::{HeaderMap, Method, Response, Version};
 
-use hermes_transport::body::Body;
-use hermes_transport::error::Error;
-use hermes_transport::headers::{self, PROXY_STATUS};
+use crate::body::Body;
+use crate::error::Error;
+use crate::headers::{self, PROXY_STATUS};
 
 /// True if the request must not be forwarded.
 ///
 /// # Errors
 /// The field is present and not a number.
-pub(crate) fn is_used_up(facts: &Facts) -> Result<bool, Error> {
+pub fn is_used_up(facts: &Facts) -> Result<bool, Error> {
     if !is_bounded(&facts.method) {
         return Ok(false);
     }
@@ -30,7 +30,7 @@ pub(crate) fn is_used_up(facts: &Facts) -> Result<bool, Error> {
 }
 
 /// Decrements the field for this hop.
-pub(crate) fn count_down(fields: &mut HeaderMap, method: &Method) {
+pub fn count_down(fields: &mut HeaderMap, method: &Method) {
     if is_bounded(method)
         && let Ok(Some(hops)) = read(fields)
     {
@@ -59,7 +59,7 @@ fn read(fields: &HeaderMap) -> Result<Option<u64>, ()> {
 }
 
 /// The response of this node as the final recipient.
-pub(crate) fn answer(
+pub fn answer(
     facts: &Facts,
     version: Version,
     host: &HeaderValue,
