@@ -70,6 +70,7 @@ const LOAD_64_CONSTANT: u8 = CLASS_LOAD | SIZE_64;
 const CALL: u8 = CLASS_JUMP | 0x80;
 const EXIT: u8 = CLASS_JUMP | 0x90;
 const ATOMIC_FETCH_AND_ADD: i32 = 0x01;
+const ATOMIC_AND: i32 = 0x50;
 /// In the source register of a 64-bit constant: the constant is the descriptor of a map.
 const IS_MAP: u8 = 1;
 
@@ -139,6 +140,11 @@ impl Assembler {
     /// Adds to a 64-bit number in memory, and puts the number before into `addend`. Atomic.
     pub(super) fn fetch_and_add(&mut self, to: Register, offset: i16, addend: Register) {
         self.add(CLASS_ATOMIC_64, to.number(), addend.number(), offset, ATOMIC_FETCH_AND_ADD);
+    }
+
+    /// Keeps the bits of a 64-bit number in memory that `mask` has, too. Atomic.
+    pub(super) fn keep_bits(&mut self, to: Register, offset: i16, mask: Register) {
+        self.add(CLASS_ATOMIC_64, to.number(), mask.number(), offset, ATOMIC_AND);
     }
 
     pub(super) fn label(&mut self) -> Label {

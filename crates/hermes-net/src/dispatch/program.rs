@@ -1,7 +1,7 @@
 //! The program by which the kernel chooses the worker of a new connection (paper 003, Algorithm 2).
 //!
-//! In: the shared table, and the sockets of a listener by worker; for QUIC, also the connections that have a worker. Out: instructions. The hash of the connection picks one of the
-//! workers that the scheduler selected. The program passes over a worker whose loop stands still at that moment: it reads the
+//! In: the shared table, and the sockets of a listener by worker; for QUIC, also the connections that have a worker. Out: instructions.
+//! The hash of the connection picks one of the workers that the scheduler selected: an idle one, as long as there is one. The program passes over a worker whose loop stands still at that moment: it reads the
 //! latest turn from the table, so nobody has to watch the workers while all of them wait. Never: a refused connection; where the
 //! program chooses nothing, the kernel hashes.
 
@@ -133,10 +133,25 @@ fn end(code: &mut Assembler) {
 fn choose(code: &mut Assembler, build: &Build, fallback: Label, chosen: Label) {
     use Register::{R0, R1, R2, R7, R9, Stack};
     let (round_robin, first, others, only) = (code.label(), code.label(), code.label(), code.label());
+    let (claimed, busy) = (code.label(), code.label());
     code.load_64(R1, R7, offset::MODE);
     code.jump_if(Condition::Equal, R1, super::Mode::RoundRobin as i32, round_robin);
     code.jump_if(Condition::Equal, R1, super::Mode::First as i32, first);
     code.jump_if(Condition::NotEqual, R1, super::Mode::Directed as i32, fallback);
+    // A worker that waits for events can accept the connection at once.
+    code.load_64(R9, R7, offset::SELECTED);
+    code.load_64(R1, R7, offset::IDLE);
+    code.with_register(Operation::And, R9, R1);
+    pick_that_turns(code, build.sockets, busy, claimed);
+    // The next connection goes to another idle worker, even if this one has not woken up by then.
+    code.set(claimed);
+    code.load_64(R2, Stack, POSITION);
+    code.with_constant(Operation::Move, R1, 1);
+    code.with_register(Operation::ShiftLeft, R1, R2);
+    code.with_constant(Operation::Xor, R1, -1);
+    code.keep_bits(R7, offset::IDLE, R1);
+    code.jump(chosen);
+    code.set(busy);
     code.load_64(R9, R7, offset::SELECTED);
     pick_that_turns(code, build.sockets, others, chosen);
     code.set(others);

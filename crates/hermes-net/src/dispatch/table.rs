@@ -25,6 +25,7 @@ pub(super) mod offset {
     pub(in super::super) const COUNTER: i16 = 24;
     pub(in super::super) const WORKERS: i16 = 32;
     pub(in super::super) const ALL: i16 = 40;
+    pub(in super::super) const IDLE: i16 = 72;
     /// Rows follow each other from here on. These offsets are within a row.
     pub(in super::super) const FIRST_ROW: i16 = 128;
     pub(in super::super) const ROW_SHIFT: i32 = 6;
@@ -59,6 +60,8 @@ struct Memory {
     session_weight: AtomicU64,
     connections_offset: AtomicU64,
     pending_offset: AtomicU64,
+    /// Workers that wait for events, and to which no connection was given since. The kernel takes bits away.
+    idle: AtomicU64,
     rows: [Row; MAX_WORKERS],
 }
 
@@ -74,6 +77,7 @@ impl Memory {
             session_weight: AtomicU64::default(),
             connections_offset: AtomicU64::default(),
             pending_offset: AtomicU64::default(),
+            idle: AtomicU64::default(),
             rows: std::array::from_fn(|_| Row::default()),
         }
     }
@@ -181,7 +185,7 @@ impl Table {
         match &self.memory {
             Place::Private(memory) => memory,
             // SAFETY: the map has this many elements as large as `Memory`, begins at a page, and lives as long as `self`. It consists of
-            // atomics alone, for which all bytes are valid, and the kernel writes one of them by an atomic addition.
+            // atomics alone, for which all bytes are valid, and the kernel writes two of them by atomic operations.
             Place::Shared(map) => unsafe {
                 std::slice::from_raw_parts(map.memory().cast::<Memory>().as_ptr(), self.groups.count)
             },
@@ -210,7 +214,7 @@ impl Table {
     /// The row of a worker.
     pub fn row(&self, worker: usize) -> WorkerRow<'_> {
         let (group, number) = self.group_of(worker);
-        WorkerRow { row: &group.rows[number] }
+        WorkerRow { row: &group.rows[number], group, bit: 1 << number }
     }
 
     /// The status of each worker.
@@ -269,10 +273,14 @@ impl Table {
     }
 }
 
-/// The row of one worker. It alone writes there, except that other threads may wake its tasks.
+/// The row of one worker. It alone writes there, except that other threads may wake its tasks. It also keeps its bit among those of
+/// idle workers.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkerRow<'t> {
     row: &'t Row,
+    group: &'t Memory,
+    /// The worker's bit in the words of its group.
+    bit: u64,
 }
 
 impl WorkerRow<'_> {
@@ -284,6 +292,10 @@ impl WorkerRow<'_> {
     /// The loop waits for events from now on.
     pub fn park(&self) {
         self.row.parked.store(1, Relaxed);
+        // All workers of the group write this word, so other modes leave it alone.
+        if self.group.mode.load(Relaxed) == Mode::Directed as u64 {
+            self.group.idle.fetch_or(self.bit, Relaxed);
+        }
     }
 
     /// The loop has got events.
@@ -291,6 +303,9 @@ impl WorkerRow<'_> {
         // The turn first: a reader between the two must not take the worker for hung.
         self.turn(now);
         self.row.parked.store(0, Relaxed);
+        if self.group.idle.load(Relaxed) & self.bit != 0 {
+            self.group.idle.fetch_and(!self.bit, Relaxed);
+        }
     }
 
     /// A task is woken, by any thread.
@@ -352,6 +367,7 @@ mod tests {
             (offset_of!(Memory, counter), offset::COUNTER),
             (offset_of!(Memory, workers), offset::WORKERS),
             (offset_of!(Memory, all), offset::ALL),
+            (offset_of!(Memory, idle), offset::IDLE),
             (offset_of!(Memory, rows), offset::FIRST_ROW),
             (offset_of!(Row, turned), offset::TURNED),
             (offset_of!(Row, parked), offset::PARKED),

@@ -167,6 +167,25 @@ fn a_worker_that_stands_still_is_passed_over_at_once() {
 
 #[test]
 #[ignore = "loads a program into the kernel, as root"]
+fn an_idle_worker_gets_one_connection_before_the_others() {
+    let workers = Workers::new(4);
+    workers.select(0b1111);
+    let turn = |worker: usize| workers.table.row(worker).unpark(now().unwrap());
+    for idle in [3, 0, 2] {
+        (0..4).for_each(turn);
+        workers.table.row(idle).park();
+        assert_eq!(workers.connect(1), HashMap::from([(idle, 1)]));
+        // It has not woken up yet, and counts like the others.
+        assert!(workers.receivers().len() > 1);
+    }
+    (0..4).for_each(turn);
+    workers.table.row(3).park();
+    workers.select(0b0111);
+    assert!(!workers.receivers().contains(&3), "idle, but not selected");
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
 fn each_worker_has_its_turn() {
     let workers = Workers::new(3);
     workers.table.set_mode(Mode::RoundRobin);
