@@ -73,7 +73,7 @@ async fn sessions_are_refused_in_the_order_of_their_importance() {
     poll::until("no worker refuses all", || async { workers_that(&node, "memory", "refuse").await == 0.0 }).await;
     assert_eq!(statuses(&node).await, [503, 503, 200, 200]);
     change(&mut node, "{}").await;
-    poll::until("all is over", || async { workers_that(&node, "memory", "shed").await == 0.0 }).await;
+    poll::until("no worker sheds", || async { workers_that(&node, "memory", "shed").await == 0.0 }).await;
     assert_eq!(statuses(&node).await, [200; 4]);
     let log = node.log().to_string();
     assert!(log.contains("a step begins") && log.contains("a step ends"), "{log}");

@@ -40,7 +40,7 @@ pub(crate) fn relieve(worker: &Rc<Worker>, queues: &[AcceptQueues]) {
     }
 }
 
-/// Accepts at most so many connections, and returns their number.
+/// Accepts connections, `most` of them at most, and returns their number.
 fn accept(worker: &Rc<Worker>, listener: &Arc<str>, socket: &TcpListener, most: usize) -> usize {
     let mut known = None;
     for number in 0..most {
