@@ -11,7 +11,7 @@ ENVOY = $(wildcard $(TARGET)/tools/envoy/envoy/_bin/envoy)
 RUST_TEST_THREADS ?= $(shell expr $$(nproc) + 4)
 export RUST_TEST_THREADS
 
-.PHONY: help build release profiled dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep demo-relay check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-workers bench-video fuzz deny docs clean
+.PHONY: help build release profiled dist image demo-build demo demo-video demo-ip demo-unstable demo-ndn demo-pep demo-relay check test lint setup bench bench-quick bench-pep bench-ndn bench-relay bench-workers bench-idle bench-video fuzz deny docs clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -89,6 +89,9 @@ bench-ndn: release setup ## NDN files over a slow link and through an overlay, a
 
 bench-workers: release setup ## ways to choose workers for connections, beside HAProxy and Envoy: bench/results (as root)
 	$(CARGO) run --release -p hermes-bench -- workers --out bench/results --hermes $(TARGET)/release/hermes
+
+bench-idle: release setup ## many idle connections and streams, beside HAProxy: bench/results
+	$(CARGO) run --release -p hermes-bench -- idle --out bench/results --hermes $(TARGET)/release/hermes
 
 bench-relay: release setup ## a relay beside NATS, moq-relay, a bare relay, ping and a bare forwarder: bench/results (as root)
 	$(CARGO) install --root $(TARGET)/moq --target-dir $(TARGET)/moq moq-relay@0.17.10

@@ -14,6 +14,7 @@ mod cases;
 mod chain;
 mod contender;
 mod gateway;
+mod idle;
 mod machine;
 mod origins;
 mod packet_path;
@@ -74,6 +75,8 @@ enum Command {
     RelayRendezvous(relay::rendezvous::RendezvousOptions),
     /// Modes of distributing connections to workers, beside HAProxy and Envoy (paper 003, Table 3).
     Workers(workers::WorkersOptions),
+    /// As many idle connections and streams as descriptors and time allow: their memory, and what active clients notice.
+    Idle(idle::IdleOptions),
     /// Writes table and picture again from the JSON files.
     Report(Options),
     /// The origins' process; prints its addresses and serves until standard input ends.
@@ -140,6 +143,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Layer3(options) => run::run(&options, &["layer3"]),
         Command::Table7(options) => run::run(&options, &["table7"]),
         Command::Pep(options) => pep::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Idle(options) => idle::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Workers(options) => workers::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Gateway(options) => gateway::run(&options).map(|()| ExitCode::SUCCESS),
         Command::RelayPair(options) => relay::pair::run(&options).map(|()| ExitCode::SUCCESS),

@@ -53,10 +53,16 @@ pub(crate) struct WorkersOptions {
     /// Settings of Hermes for `dispatch`, such as `connections-offset: 20`.
     #[arg(long, default_value = "")]
     settings: String,
+    /// Measures `directed` alone, with several offsets (Figure 15).
+    #[arg(long)]
+    sweep: bool,
     /// Directory for logs and configurations, kept afterwards.
     #[arg(long)]
     keep: Option<PathBuf>,
 }
+
+/// The offsets of a sweep, in percent.
+const OFFSETS: [u16; 6] = [5, 10, 20, 50, 100, 200];
 
 const END_WITHIN: Duration = Duration::from_secs(5);
 
@@ -80,18 +86,18 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
     let mut all = Rounds::new();
     for round in 0..options.rounds {
         for case in &cases {
-            let place = Place {
-                hermes: &hermes,
-                envoy: envoy.as_deref(),
-                library: &library,
-                dir: &dir,
-                namespace: &namespace,
-                workers: options.workers,
-                listeners: case.listeners(),
-                settings: &options.settings,
-            };
-            for contender in ALL.into_iter().filter(|contender| contender.name().contains(&options.only)) {
-                let (case_name, name) = (case.name(), contender.name());
+            for (name, contender, settings) in contenders(options) {
+                let place = Place {
+                    hermes: &hermes,
+                    envoy: envoy.as_deref(),
+                    library: &library,
+                    dir: &dir,
+                    namespace: &namespace,
+                    workers: options.workers,
+                    listeners: case.listeners(),
+                    settings: &settings,
+                };
+                let case_name = case.name();
                 eprintln!("round {} of {}: {case_name}: {name}", round + 1, options.rounds);
                 let Some(proxy) = start(&place, contender)? else { continue };
                 let figures = case.measure(&place, &proxy, contender, (options.seconds, round as u64));
@@ -106,6 +112,19 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
     }
     print_table(&all);
     Ok(())
+}
+
+/// The contenders by their names in the report, with the settings of `dispatch`.
+fn contenders(options: &WorkersOptions) -> Vec<(String, Contender, String)> {
+    if !options.sweep {
+        let chosen = ALL.into_iter().filter(|contender| contender.name().contains(&options.only));
+        return chosen.map(|contender| (contender.name(), contender, options.settings.clone())).collect();
+    }
+    let offsets = ["connections", "pending"].into_iter().flat_map(|of| OFFSETS.map(|offset| (of, offset)));
+    let swept = offsets.map(|(of, offset)| {
+        (format!("{of}-offset {offset}"), Contender::Hermes("directed"), format!("{of}-offset: {offset}"))
+    });
+    swept.collect()
 }
 
 fn save(options: &WorkersOptions, all: &Rounds) -> Result<()> {

@@ -143,6 +143,10 @@ pub struct Dispatch {
     pub locality: Option<u16>,
     /// Whether each worker stays on a core of its own. `None`: as the role has it.
     pub pin: Option<bool>,
+    /// Number of workers for listeners that hold up the others. 0: all workers serve all listeners.
+    pub sandbox_workers: u16,
+    /// Time that a listener may hold up its workers within ten seconds.
+    pub sandbox_after: Duration,
 }
 
 /// How a worker is chosen for a new connection.

@@ -53,30 +53,31 @@ pub struct Dispatcher {
 
 impl Dispatcher {
     /// Has the kernel choose among the sockets of a reuseport group by the table, which is shared. The sockets listen, and have the order
-    /// of their workers.
+    /// of their workers. `bit` is the program's among those of confined listeners.
     ///
     /// # Errors
     /// The process has no CAP_BPF and CAP_NET_ADMIN, or a socket is in no group.
-    pub fn attach<S: AsFd>(table: &Table, sockets: &[S]) -> io::Result<Self> {
-        Self::with(table, sockets, None, program::tcp)
+    pub fn attach<S: AsFd>(table: &Table, sockets: &[S], bit: Option<u8>) -> io::Result<Self> {
+        Self::with(table, sockets, bit, None, program::tcp)
     }
 
     /// The same for QUIC. `tag` is in the connection ids that this process issues.
     ///
     /// # Errors
     /// As above.
-    pub(crate) fn attach_quic<S: AsFd>(table: &Table, sockets: &[S], tag: u16) -> io::Result<Self> {
+    pub(crate) fn attach_quic<S: AsFd>(table: &Table, sockets: &[S], bit: Option<u8>, tag: u16) -> io::Result<Self> {
         if cfg!(target_endian = "big") {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let first_ids = LruMap::new(FIRST_IDS)?;
         let ids = bpf::number(first_ids.as_fd());
-        Self::with(table, sockets, Some(first_ids), |build| program::quic::program(build, ids, tag))
+        Self::with(table, sockets, bit, Some(first_ids), |build| program::quic::program(build, ids, tag))
     }
 
     fn with<S: AsFd>(
         table: &Table,
         sockets: &[S],
+        bit: Option<u8>,
         first_ids: Option<LruMap>,
         write: impl Fn(&Build) -> Option<Vec<Instruction>>,
     ) -> io::Result<Self> {
@@ -89,7 +90,7 @@ impl Dispatcher {
         let port = sockets.first().map(|first| SockRef::from(first).local_addr()).transpose()?;
         let port = port.and_then(|address| address.as_socket()).map_or(0, |address| address.port());
         let (map, sockets_map) = (bpf::number(map), bpf::number(array.as_fd()));
-        let instructions = write(&Build { table: map, sockets: sockets_map, groups: table.groups(), port });
+        let instructions = write(&Build { table: map, sockets: sockets_map, groups: table.groups(), port, bit });
         let instructions = instructions.ok_or_else(|| io::Error::other("a jump of the program leads too far"))?;
         let program = Program::load(&instructions)?;
         if let Some(first) = sockets.first() {

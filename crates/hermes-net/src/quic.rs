@@ -16,6 +16,7 @@ mod socket;
 mod stateless_reset;
 mod tokens;
 
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -155,21 +156,42 @@ pub fn client_config(tls: &Arc<rustls::ClientConfig>, bounds: ConnectionLimits) 
 }
 
 /// The tasks of one worker's endpoints and connections. [`EndpointTasks::finish`] ends them.
-#[derive(Clone, Debug, Default)]
-pub struct EndpointTasks(Arc<Mutex<JoinSet<()>>>);
+#[derive(Clone, Default)]
+pub struct EndpointTasks {
+    tasks: Arc<Mutex<JoinSet<()>>>,
+    /// Called before each poll of a task.
+    polled: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl fmt::Debug for EndpointTasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EndpointTasks").field("tasks", &self.tasks).finish_non_exhaustive()
+    }
+}
 
 impl EndpointTasks {
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Tasks that call `polled` before each poll.
+    pub fn watched(polled: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { tasks: Arc::default(), polled: Some(Arc::new(polled)) }
+    }
+
+    fn spawn(&self, mut task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         // Reap tasks that have ended.
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
+        match self.polled.clone() {
+            Some(polled) => tasks.spawn(std::future::poll_fn(move |cx| {
+                polled();
+                task.as_mut().poll(cx)
+            })),
+            None => tasks.spawn(task),
+        };
     }
 
     /// Runs the tasks for up to 50 ms after the last connection was closed, so that CONNECTION_CLOSE reaches the peers.
     /// Tasks that are still running then end.
     pub async fn finish(&self) {
-        let mut tasks = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         let all = async { while tasks.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(CLOSE_FLUSH_TIMEOUT, all).await;
     }

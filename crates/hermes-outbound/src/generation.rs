@@ -29,7 +29,7 @@ use crate::upstream::{ClientTls, UpstreamState};
 use crate::virtual_ip::VirtualIpPool;
 use hermes_transport::error::Error;
 use hermes_transport::headers::Via;
-use hermes_transport::runtime::fair_shares::Shares;
+use hermes_transport::runtime::fair_shares::ListenerShares;
 
 /// A map whose keys are names in the node document. Clients cannot add keys, so a fast hash without protection against
 /// collisions suffices.
@@ -104,8 +104,8 @@ pub struct ListenerState {
     pub tls: Option<Arc<RustlsServerConfig>>,
     /// The QUIC configuration; `None` if the listener has no HTTP/3.
     pub quic: Option<QuicState>,
-    /// The table of live flows (UDP or SOCKS listener) or pending queries (DNS listener) on all workers.
-    pub flows: Arc<Shares>,
+    /// The tables of the listener on all workers.
+    pub shares: ListenerShares,
 }
 
 /// The QUIC configuration of a listener with HTTP/3.
@@ -178,9 +178,9 @@ impl Generation {
         self.listeners.get(name).map(|state| &state.listener)
     }
 
-    /// Returns the flow tables of all listeners.
-    pub fn listener_shares(&self) -> impl Iterator<Item = &Arc<Shares>> {
-        self.listeners.values().map(|state| &state.flows)
+    /// Returns the tables of all listeners by their names.
+    pub fn listener_shares(&self) -> HashMap<Arc<str>, ListenerShares> {
+        self.listeners.iter().map(|(name, state)| (name.clone(), state.shares.clone())).collect()
     }
 
     pub fn listening(&self, name: &str) -> Option<&ListenerState> {

@@ -87,7 +87,7 @@ impl Outbound {
 
     /// Replaces the running generation, and returns the previous one.
     pub fn set_generation(&self, generation: &Arc<Generation>) -> Current {
-        self.set_snapshot(generation.snapshot.clone(), generation.listener_shares().cloned().collect());
+        self.set_snapshot(generation.snapshot.clone(), generation.listener_shares());
         let previous = self.generation.replace(Rc::new(generation.clone()));
         self.generation_set.notify_waiters();
         previous

@@ -393,7 +393,7 @@ fn begin_tcp(worker: &Rc<Worker>, known: &mut CurrentListener, tcp: TcpStream, s
     if state.listener.protocol == ListenerProtocol::Http {
         hermes_net::tcp::bound_unsent(&tcp);
     }
-    worker.spawn(serve(worker.clone(), guard, state.tls.clone(), tcp));
+    worker.spawn_for(&state.listener, serve(worker.clone(), guard, state.tls.clone(), tcp));
 }
 
 fn count_connection(worker: &Worker, connection: &Connection) {

@@ -392,8 +392,8 @@ impl Node {
     /// Has the kernel choose workers as the document says. While a predecessor dispatches to the same sockets, nothing changes.
     fn dispatch(&mut self, generation: &Generation) {
         if !self.awaits_handover && !self.closed {
-            let (dispatch, table) = (&generation.snapshot.dispatch, &self.shared.status.table);
-            self.dispatchers.follow(dispatch, table, &self.sockets, &self.held_back);
+            let (dispatch, workers) = (&generation.snapshot.dispatch, &self.shared.status);
+            self.dispatchers.follow(dispatch, workers, &self.bound, &self.sockets, &self.held_back);
         }
     }
 

@@ -19,6 +19,7 @@ pub mod burst;
 pub mod datagrams;
 pub mod exchange;
 pub mod idle;
+mod idle_streams;
 pub mod keepalive;
 pub mod multiplexed;
 pub mod outcome;
@@ -170,6 +171,19 @@ pub enum Load {
         /// Number of clients.
         clients: usize,
     },
+    /// Requests over HTTP/2 by prior knowledge whose responses begin and do not go on, until standard input ends.
+    IdleStreams {
+        /// The address of the proxy.
+        address: SocketAddr,
+        /// The `:authority` of the requests.
+        authority: String,
+        /// Their path.
+        path: String,
+        /// Number of connections.
+        connections: usize,
+        /// Requests on each connection.
+        streams: usize,
+    },
     /// Maximum TCP throughput in one direction, into a sink that this process opens.
     Bulk {
         /// The address of a proxy or the sink.
@@ -253,6 +267,7 @@ async fn on_runtime(load: &Load, watch: &[u32]) -> Result<Outcome> {
         Load::Single { exchange, count, warmup } => single::run(exchange, *count, *warmup, watch).await,
         Load::Burst { exchange, clients } => burst::run(exchange, *clients, watch).await,
         Load::Idle { exchange, clients } => idle::run(exchange, *clients).await,
+        Load::IdleStreams { .. } => idle_streams::run(load).await,
         Load::KeepAlive { .. } => keepalive::run(load, watch).await,
         Load::Multiplexed { .. } => multiplexed::run(load, watch).await,
         Load::Arrivals { .. } => arrivals::run(load, watch).await,

@@ -151,6 +151,7 @@ pub struct Metrics {
     pub standstills: Counter,
     /// Counts panics of workers.
     pub worker_breaks: Counter,
+    pub listeners_confined: Counter,
     /// Counts sessions that failed because of an upstream or this node.
     pub failed: Counter,
     pub handshake_failures: Family<ListenerLabels, Counter>,
@@ -220,6 +221,7 @@ impl Default for Metrics {
             connections_parted: Counter::default(),
             standstills: Counter::default(),
             worker_breaks: Counter::default(),
+            listeners_confined: Counter::default(),
             handshake_failures: Family::default(),
             limits: Family::default(),
             overload: Family::default(),
@@ -373,6 +375,8 @@ impl Metrics {
             self.connections_parted.clone(),
         );
         registry.register("worker_breaks", "Workers that broke and began anew", self.worker_breaks.clone());
+        let help = "Times that a listener was confined to the sandbox";
+        registry.register("listeners_confined", help, self.listeners_confined.clone());
         registry.register("connections", "Connections accepted", self.connections.clone());
         registry.register("connections_open", "Client connections open", self.connections_open.clone());
         registry.register("reverse_connections", "Open reverse connections", self.reverse_connections.clone());

@@ -10,6 +10,7 @@ mod context;
 pub mod fair_shares;
 pub mod overload;
 pub mod receive_budget;
+pub mod sandbox;
 pub mod session;
 mod shared;
 pub mod turns;

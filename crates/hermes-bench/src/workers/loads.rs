@@ -1,4 +1,5 @@
-//! The cases: the twelve cells of Table 3, workers that stand still (Figure 11), and a surge on idle connections (Figure 3).
+//! The cases: the twelve cells of Table 3, workers that stand still (Figure 11), a surge on idle connections (Figure 3), and the highest
+//! load that delays no probe (Figure 12).
 //!
 //! In: a running contender. Out: delays, throughput, and how evenly the workers are used. Never: a load that waits for slow responses.
 
@@ -32,6 +33,9 @@ pub(super) struct Traffic {
     warmup_ms: u64,
 }
 
+/// Microseconds of requests, and how often each comes: most are short.
+const MUCH_WORK: [(&str, u32); 2] = [("burn 1000", 90), ("burn 40000", 10)];
+
 /// The paper's four cases: rate of connections, and work of a request.
 const TRAFFIC: [Traffic; 4] = [
     Traffic {
@@ -49,7 +53,7 @@ const TRAFFIC: [Traffic; 4] = [
         rate: 120.0,
         requests: 1,
         pause: 0,
-        work: &[("burn 1000", 90), ("burn 40000", 10)],
+        work: &MUCH_WORK,
         warmup_ms: 1000,
     },
     Traffic {
@@ -67,10 +71,13 @@ const TRAFFIC: [Traffic; 4] = [
         rate: 6.0,
         requests: 20,
         pause: 100,
-        work: &[("burn 1000", 90), ("burn 40000", 10)],
+        work: &MUCH_WORK,
         warmup_ms: 3000,
     },
 ];
+
+/// Clients a second at which the highest load begins, the factor from one to the next, and the most steps.
+const HIGHEST: (f64, f64, u64) = (120.0, 1.15, 12);
 
 /// Clients a second that stop a worker, and for how long.
 const HANGS: (f64, &str) = (1.5, "block 400000");
@@ -92,6 +99,8 @@ pub(super) enum Case {
     Hangs,
     /// Requests on connections that were idle.
     Surge,
+    /// The highest load at which no probe is delayed.
+    Highest,
 }
 
 /// All cases.
@@ -99,7 +108,7 @@ pub(super) fn all() -> Vec<Case> {
     let cells = TRAFFIC
         .iter()
         .flat_map(|traffic| LOADS.iter().map(move |(load, factor)| Case::Cell(traffic, load, traffic.rate * factor)));
-    cells.chain([Case::Hangs, Case::Surge]).collect()
+    cells.chain([Case::Hangs, Case::Surge, Case::Highest]).collect()
 }
 
 impl Case {
@@ -108,13 +117,14 @@ impl Case {
             Self::Cell(traffic, load, _) => format!("{}, {load}", traffic.name),
             Self::Hangs => "probes while workers stand still".to_owned(),
             Self::Surge => "surge on idle connections".to_owned(),
+            Self::Highest => "highest load without delayed probes".to_owned(),
         }
     }
 
     pub(super) fn listeners(&self) -> u16 {
         match self {
             Self::Cell(traffic, ..) => traffic.listeners,
-            Self::Hangs | Self::Surge => 1,
+            Self::Hangs | Self::Surge | Self::Highest => 1,
         }
     }
 
@@ -149,6 +159,24 @@ impl Case {
                 let outcome = outcome_of(start_load(place, "load", &Task { load, watch: Vec::new() })?, seconds)?;
                 outcome_of(hangs, seconds)?;
                 Ok(figures_of(&outcome))
+            }
+            Self::Highest => {
+                let (first, factor, steps) = HIGHEST;
+                let work = traffic_of(&MUCH_WORK);
+                let (mut highest, mut rate) = (0.0, first);
+                for step in 0..steps {
+                    let load = one(place, rate, &work, (seconds, seed + step));
+                    let load = start_load(place, "load", &Task { load, watch: Vec::new() })?;
+                    let probes = one(place, PROBES, &traffic_of(&[("none", 1)]), (seconds, seed + step));
+                    let probes = start_load(place, "probes", &Task { load: probes, watch: Vec::new() })?;
+                    let delayed = outcome_of(probes, seconds)?.delayed;
+                    outcome_of(load, seconds)?;
+                    if delayed > 0 {
+                        break;
+                    }
+                    (highest, rate) = (rate, rate * factor);
+                }
+                Ok(Figures::from([("highest_rate", highest)]))
             }
             Self::Surge => {
                 let ((clients, rate, idle), (requests, work)) = (IDLE, SURGE);

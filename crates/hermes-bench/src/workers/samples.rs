@@ -46,7 +46,10 @@ pub(super) fn take(
             let each = |field: &str| workers.iter().filter_map(|worker| worker[field].as_f64()).collect::<Vec<f64>>();
             let connections = each("connections");
             look.insert("conn_sd", deviation(&connections));
-            look.insert("conn_max", connections.iter().copied().fold(0.0, f64::max));
+            let most = connections.iter().copied().fold(0.0, f64::max);
+            look.insert("conn_max", most);
+            // What the clients lose if that worker breaks.
+            look.insert("conn_max_share", most / connections.iter().sum::<f64>().max(1.0));
             look.insert("selected", workers.iter().filter(|worker| worker["selected"] == true).count() as f64);
             let selections: f64 = each("selections").iter().sum();
             if let Some(before) = scheduled.replace(selections) {

@@ -12,6 +12,7 @@ mod control;
 mod dns;
 mod docs;
 mod drain;
+mod fast_upstream;
 mod fetch;
 mod h3;
 mod hostile;

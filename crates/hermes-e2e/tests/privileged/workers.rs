@@ -3,6 +3,8 @@
 //! In: a node whose workers stand still when a request asks for it. Out: the delay of each new connection, and the connections of
 //! each worker. As root, since the kernel loads programs for root alone.
 
+mod sandbox;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -110,8 +112,6 @@ async fn no_new_connection_waits_for_a_worker_that_stands_still() {
     let overlay = Overlay::new(hermes()).unwrap();
     let mut node = start(&overlay, DIRECTED).await;
     assert_eq!(delayed(&node, 40).await, 0, "{}", node.log());
-    let relieved = node.metric("hermes_connections_relieved_total", "").await.unwrap();
-    assert!(relieved < 1.0, "the kernel passed over that worker, so that others did not have to accept for it");
     change(&mut node, "reuseport").await;
     // Each of them comes to that worker with a probability of 1/4.
     assert_ne!(delayed(&node, 80).await, 0, "the hash knows nothing of workers");

@@ -44,6 +44,9 @@ pub(super) fn build(
         report.problem(format!("{at}.early-data"), "early-data requires HTTP/3; add http3: true, or remove early-data");
     }
     check_keys(section, at, report);
+    if section.connections == Some(0) {
+        report.problem(format!("{at}.connections"), "0 is out of range; use 1 or more, or remove the listener");
+    }
     let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
     let user = set_headers.iter().find(|(name, _)| *name == HERMES_USER);
     if user.is_some_and(|(_, user)| !user.to_str().is_ok_and(is_user_name)) {
@@ -83,6 +86,7 @@ pub(super) fn build(
         http3: section.http3,
         early_data: section.early_data,
         congestion: section.congestion.as_ref().map(|name| name.0.clone()),
+        connections: section.connections,
     })
 }
 
@@ -137,6 +141,7 @@ fn check_keys(section: &section::Listener, at: &str, report: &mut Report) {
     let stream = matches!(section.protocol, Protocol::Http | Protocol::Tcp | Protocol::Socks5);
     let over_tcp = stream || transparent || ndn;
     only("congestion", section.congestion.is_some(), over_tcp, "a protocol over TCP");
+    only("connections", section.connections.is_some(), over_tcp, "a protocol over TCP");
     only("tls", section.tls.is_some(), stream, "protocol http, tcp or socks5");
     only("proxy-protocol", !section.proxy_protocol.is_empty(), stream, "protocol http, tcp or socks5");
     if section.dial.is_some() {

@@ -75,11 +75,26 @@ fn admin(head: &Document, report: &mut Report) -> Option<std::net::SocketAddr> {
 /// The range of a percentage in `dispatch`.
 const PERCENT: RangeInclusive<u16> = 0..=1000;
 
+/// One worker of a group, of 64 at most, stays for other listeners.
+const MAX_SANDBOX: u16 = 63;
+
 fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
     let locality = section.locality;
     if let Some(size) = locality.filter(|size| !(1..=64).contains(size)) {
         report.problem("dispatch.locality", format!("{size} is out of range; use 1 to 64 workers"));
     }
+    let sandbox_workers = section.sandbox_workers.unwrap_or(0);
+    if sandbox_workers > MAX_SANDBOX {
+        let message = format!("{sandbox_workers} is out of range; use 0 to {MAX_SANDBOX} workers");
+        report.problem("dispatch.sandbox-workers", message);
+    }
+    let sandbox_after = duration(
+        "dispatch.sandbox-after",
+        section.sandbox_after,
+        Duration::from_secs(2),
+        Duration::from_millis(100)..=Duration::from_secs(10),
+        report,
+    );
     let mut percent = |key: &str, value: Option<u16>, default: u16| {
         let value = value.unwrap_or(default);
         if !PERCENT.contains(&value) {
@@ -93,6 +108,8 @@ fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
         mode: section.mode,
         locality,
         pin: section.pin,
+        sandbox_workers,
+        sandbox_after,
         session_weight: percent("session-weight", section.session_weight, 100),
         connections_offset: percent("connections-offset", section.connections_offset, 50),
         pending_offset: percent("pending-offset", section.pending_offset, 50),

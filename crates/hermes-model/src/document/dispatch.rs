@@ -26,6 +26,10 @@ pub struct DispatchSection {
     pub locality: Option<u16>,
     /// Whether each worker stays on a core of its own.
     pub pin: Option<bool>,
+    /// Number of workers for listeners that hold up the others.
+    pub sandbox_workers: Option<u16>,
+    /// Time that a listener may hold up its workers within ten seconds.
+    pub sandbox_after: Option<HumanDuration>,
 }
 
 /// The section as a map.
@@ -46,16 +50,40 @@ struct Whole {
     locality: Option<u16>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pin: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sandbox_workers: Option<u16>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sandbox_after: Option<HumanDuration>,
 }
 
 impl Serialize for DispatchSection {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin } = *self;
+        let Self {
+            mode,
+            hung_after,
+            session_weight,
+            connections_offset,
+            pending_offset,
+            locality,
+            pin,
+            sandbox_workers,
+            sandbox_after,
+        } = *self;
         if *self == (Self { mode, ..Self::default() }) {
             return mode.serialize(serializer);
         }
-        Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin }
-            .serialize(serializer)
+        Whole {
+            mode,
+            hung_after,
+            session_weight,
+            connections_offset,
+            pending_offset,
+            locality,
+            pin,
+            sandbox_workers,
+            sandbox_after,
+        }
+        .serialize(serializer)
     }
 }
 
@@ -81,7 +109,27 @@ impl<'de> Visitor<'de> for DispatchVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<DispatchSection, A::Error> {
         let whole = Whole::deserialize(MapAccessDeserializer::new(map))?;
-        let Whole { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin } = whole;
-        Ok(DispatchSection { mode, hung_after, session_weight, connections_offset, pending_offset, locality, pin })
+        let Whole {
+            mode,
+            hung_after,
+            session_weight,
+            connections_offset,
+            pending_offset,
+            locality,
+            pin,
+            sandbox_workers,
+            sandbox_after,
+        } = whole;
+        Ok(DispatchSection {
+            mode,
+            hung_after,
+            session_weight,
+            connections_offset,
+            pending_offset,
+            locality,
+            pin,
+            sandbox_workers,
+            sandbox_after,
+        })
     }
 }

@@ -110,6 +110,9 @@ pub struct Listener {
     /// Congestion control of the connections that it accepts. Default: the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub congestion: Option<CongestionControl>,
+    /// Most client connections of this listener. Default: those of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<usize>,
     /// Encoding of traffic to virtual addresses (`tun`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub carry_names: CarryNames,

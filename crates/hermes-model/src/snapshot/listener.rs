@@ -43,6 +43,8 @@ pub struct Listener {
     pub early_data: bool,
     /// Congestion control of accepted TCP connections; `None` means the kernel's default.
     pub congestion: Option<Arc<str>>,
+    /// Most client connections of this listener. `None`: only those of the node are limited.
+    pub connections: Option<usize>,
 }
 
 /// Transport protocol of a port that a listener binds.

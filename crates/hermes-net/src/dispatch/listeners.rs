@@ -27,8 +27,8 @@ enum Choice {
     Hash,
     /// A filter takes the first socket. It needs no privilege.
     First,
-    /// By a program, which reads the mode from the table.
-    Program(Dispatcher),
+    /// By a program, which reads the mode from the table, and its bit among those of confined listeners.
+    Program(Dispatcher, Option<u8>),
 }
 
 /// The way in which the kernel chooses sockets, for each listener.
@@ -51,10 +51,29 @@ impl<Key: Clone + Eq + Hash> Listeners<Key> {
     /// Leaves all sockets to another process.
     pub fn release(&mut self) {
         for (_, choice) in self.choices.drain() {
-            if let Choice::Program(program) = choice {
+            if let Choice::Program(program, _) = choice {
                 program.release();
             }
         }
+    }
+
+    /// The bit of a listener for [`Table::confine`], or 0 if it cannot be confined.
+    pub fn bit(&self, key: &Key) -> u64 {
+        match self.choices.get(key) {
+            Some(Choice::Program(_, Some(bit))) => 1 << bit,
+            _ => 0,
+        }
+    }
+
+    /// The bits of all listeners.
+    pub fn bits(&self) -> u64 {
+        self.choices.keys().fold(0, |bits, key| bits | self.bit(key))
+    }
+
+    /// `None`: 64 listeners have all of them.
+    fn free_bit(&self) -> Option<u8> {
+        let used = self.bits();
+        (0..64).find(|bit| used >> bit & 1 == 0)
     }
 
     /// Applies a mode to a listener.
@@ -63,7 +82,7 @@ impl<Key: Clone + Eq + Hash> Listeners<Key> {
     /// The kernel hashes: the process has no CAP_BPF and CAP_NET_ADMIN, or the kernel is too old.
     pub fn apply(&mut self, mode: Mode, table: &Table, key: &Key, sockets: Sockets<'_>) -> io::Result<()> {
         let is_applied = match self.choices.get(key) {
-            Some(Choice::Program(_)) => true,
+            Some(Choice::Program(..)) => true,
             Some(Choice::First) => mode == Mode::First,
             Some(Choice::Hash) => mode == Mode::Hash,
             None => false,
@@ -71,9 +90,10 @@ impl<Key: Clone + Eq + Hash> Listeners<Key> {
         if is_applied {
             return Ok(());
         }
+        let bit = self.free_bit();
         let chosen = match sockets {
-            Sockets::Tcp(group) => choose_tcp(mode, table, group),
-            Sockets::Quic(sockets, tag) => choose_quic(mode, table, sockets, tag),
+            Sockets::Tcp(group) => choose_tcp(mode, table, group, bit),
+            Sockets::Quic(sockets, tag) => choose_quic(mode, table, sockets, tag, bit),
         };
         let (choice, result) = chosen.map_or_else(|error| (Choice::Hash, Err(error)), |choice| (choice, Ok(())));
         self.choices.insert(key.clone(), choice);
@@ -81,21 +101,23 @@ impl<Key: Clone + Eq + Hash> Listeners<Key> {
     }
 }
 
-fn choose_tcp(mode: Mode, table: &Table, group: &[&Arc<TcpListener>]) -> io::Result<Choice> {
+fn choose_tcp(mode: Mode, table: &Table, group: &[&Arc<TcpListener>], bit: Option<u8>) -> io::Result<Choice> {
     let first = group.first().ok_or(io::ErrorKind::InvalidInput)?;
     // A predecessor or another mode may have left a filter.
     reuseport::by_kernel(&***first);
     match mode {
         Mode::Hash => Ok(Choice::Hash),
         Mode::First => reuseport::to_first(&***first).map(|()| Choice::First),
-        Mode::Directed | Mode::RoundRobin => Dispatcher::attach(table, group).map(Choice::Program),
+        Mode::Directed | Mode::RoundRobin => Dispatcher::attach(table, group, bit).map(|it| Choice::Program(it, bit)),
     }
 }
 
 /// A group has its filter already, by which datagrams come to the worker of their connection.
-fn choose_quic(mode: Mode, table: &Table, sockets: &[UdpSocket], tag: u16) -> io::Result<Choice> {
+fn choose_quic(mode: Mode, table: &Table, sockets: &[UdpSocket], tag: u16, bit: Option<u8>) -> io::Result<Choice> {
     match mode {
         Mode::Hash | Mode::First => Ok(Choice::Hash),
-        Mode::Directed | Mode::RoundRobin => Dispatcher::attach_quic(table, sockets, tag).map(Choice::Program),
+        Mode::Directed | Mode::RoundRobin => {
+            Dispatcher::attach_quic(table, sockets, bit, tag).map(|it| Choice::Program(it, bit))
+        }
     }
 }

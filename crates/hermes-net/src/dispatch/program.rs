@@ -1,9 +1,10 @@
 //! The program by which the kernel chooses the worker of a new connection (paper 003, Algorithm 2).
 //!
 //! In: the shared table, and the sockets of a listener by worker; for QUIC, also the connections that have a worker. Out: instructions.
-//! The hash of the connection picks one of the workers that the scheduler selected: an idle one, as long as there is one. The program passes over a worker whose loop stands still at that moment: it reads the
-//! latest turn from the table, so nobody has to watch the workers while all of them wait. Never: a refused connection; where the
-//! program chooses nothing, the kernel hashes.
+//! The hash of the connection picks one of the workers that the scheduler selected: an idle one, as long as there is one. The program
+//! passes over a worker whose loop stands still at that moment: it reads the latest turn from the table, so nobody has to watch the
+//! workers while all of them wait. A confined listener has workers of its own. Never: a refused connection; where the program chooses
+//! nothing, the kernel hashes.
 
 pub(super) mod quic;
 
@@ -43,6 +44,8 @@ const HALFWORDS: i16 = -48;
 const WORDS: i16 = -56;
 /// The number of the first worker in the group.
 const FIRST: i16 = -64;
+/// The workers that may get a connection of this listener. The places between are those of QUIC.
+const ALLOWED: i16 = -88;
 
 /// The maps of a program by their descriptors, and what it is built for.
 #[derive(Clone, Copy)]
@@ -52,6 +55,8 @@ pub(super) struct Build {
     pub(super) groups: Groups,
     /// The port of the listener.
     pub(super) port: u16,
+    /// The bit of this program among those of confined listeners. `None`: its listener is never confined.
+    pub(super) bit: Option<u8>,
 }
 
 /// Builds the program for a listener over TCP.
@@ -133,15 +138,17 @@ fn end(code: &mut Assembler) {
 fn choose(code: &mut Assembler, build: &Build, fallback: Label, chosen: Label) {
     use Register::{R0, R1, R2, R7, R9, Stack};
     let (round_robin, first, others, only) = (code.label(), code.label(), code.label(), code.label());
-    let (claimed, busy) = (code.label(), code.label());
+    let (claimed, busy, standing) = (code.label(), code.label(), code.label());
     code.load_64(R1, R7, offset::MODE);
     code.jump_if(Condition::Equal, R1, super::Mode::RoundRobin as i32, round_robin);
     code.jump_if(Condition::Equal, R1, super::Mode::First as i32, first);
     code.jump_if(Condition::NotEqual, R1, super::Mode::Directed as i32, fallback);
+    keep_allowed(code, build);
     // A worker that waits for events can accept the connection at once.
     code.load_64(R9, R7, offset::SELECTED);
     code.load_64(R1, R7, offset::IDLE);
     code.with_register(Operation::And, R9, R1);
+    only_allowed(code);
     pick_that_turns(code, build.sockets, busy, claimed);
     // The next connection goes to another idle worker, even if this one has not woken up by then.
     code.set(claimed);
@@ -153,13 +160,28 @@ fn choose(code: &mut Assembler, build: &Build, fallback: Label, chosen: Label) {
     code.jump(chosen);
     code.set(busy);
     code.load_64(R9, R7, offset::SELECTED);
+    only_allowed(code);
     pick_that_turns(code, build.sockets, others, chosen);
     code.set(others);
     // Those that turn, but have more to do than others.
     code.load_64(R9, R7, offset::ALL);
     code.load_64(R1, R7, offset::SELECTED);
     code.with_register(Operation::Xor, R9, R1);
-    pick_that_turns(code, build.sockets, fallback, chosen);
+    only_allowed(code);
+    pick_that_turns(code, build.sockets, standing, chosen);
+    code.set(standing);
+    if let Some(bit) = build.bit {
+        // All of them stand still. The kernel would hash a confined connection to a worker of the others.
+        jump_unless_confined(code, bit, fallback);
+        code.load_64(R9, Stack, ALLOWED);
+        pick(code);
+        code.load_64(R1, Stack, FIRST);
+        code.with_register(Operation::Add, R1, R0);
+        code.store_32(Stack, KEY, R1);
+        code.jump(only);
+    } else {
+        code.jump(fallback);
+    }
     code.set(round_robin);
     code.with_constant(Operation::Move, R1, 1);
     code.fetch_and_add(R7, offset::COUNTER, R1);
@@ -176,6 +198,40 @@ fn choose(code: &mut Assembler, build: &Build, fallback: Label, chosen: Label) {
     select(code, build.sockets);
     code.jump_if(Condition::Equal, R0, 0, chosen);
     code.jump(fallback);
+}
+
+/// Puts the workers that may get the connection on the stack: those of the sandbox for a confined listener, and the others for any
+/// other listener.
+fn keep_allowed(code: &mut Assembler, build: &Build) {
+    use Register::{R1, R2, R7, Stack};
+    let ordinary = code.label();
+    code.load_64(R1, R7, offset::ALL);
+    code.load_64(R2, R7, offset::SANDBOX);
+    code.with_register(Operation::Xor, R1, R2);
+    code.store_64(Stack, ALLOWED, R1);
+    if let Some(bit) = build.bit {
+        jump_unless_confined(code, bit, ordinary);
+        code.load_64(R2, R7, offset::SANDBOX);
+        code.store_64(Stack, ALLOWED, R2);
+    }
+    code.set(ordinary);
+}
+
+/// The kernel refuses code that nothing leads to, so this is for programs with a bit alone.
+fn jump_unless_confined(code: &mut Assembler, bit: u8, to: Label) {
+    use Register::{R1, R7};
+    code.load_64(R1, R7, offset::SANDBOX);
+    code.jump_if(Condition::Equal, R1, 0, to);
+    code.load_64(R1, R7, offset::CONFINED);
+    code.with_constant(Operation::ShiftRight, R1, bit.into());
+    code.with_constant(Operation::And, R1, 1);
+    code.jump_if(Condition::Equal, R1, 0, to);
+}
+
+/// Leaves the workers in R9 that may get the connection.
+fn only_allowed(code: &mut Assembler) {
+    code.load_64(Register::R1, Register::Stack, ALLOWED);
+    code.with_register(Operation::And, Register::R9, Register::R1);
 }
 
 /// Selects a socket of a worker in R9 whose loop turns, and goes to `chosen`; without one, to `none`.

@@ -50,6 +50,16 @@ pub struct Selection {
     pub turning: u64,
 }
 
+impl Selection {
+    /// Adds the selection among workers whose first one has this number.
+    pub fn add(&mut self, other: &Self, first: usize) {
+        let shifted =
+            |bits: u64| u32::try_from(first).ok().and_then(|first| bits.checked_shl(first)).unwrap_or_default();
+        self.workers |= shifted(other.workers);
+        self.turning |= shifted(other.turning);
+    }
+}
+
 /// Selects workers. Those beyond the 64th are left out.
 pub fn select(workers: &[Status], now: Duration, parameters: &Parameters) -> Selection {
     // Another thread may have stamped its turn after this one has read the clock.

@@ -26,6 +26,8 @@ pub(super) mod offset {
     pub(in super::super) const WORKERS: i16 = 32;
     pub(in super::super) const ALL: i16 = 40;
     pub(in super::super) const IDLE: i16 = 72;
+    pub(in super::super) const SANDBOX: i16 = 80;
+    pub(in super::super) const CONFINED: i16 = 88;
     /// Rows follow each other from here on. These offsets are within a row.
     pub(in super::super) const FIRST_ROW: i16 = 128;
     pub(in super::super) const ROW_SHIFT: i32 = 6;
@@ -62,6 +64,10 @@ struct Memory {
     pending_offset: AtomicU64,
     /// Workers that wait for events, and to which no connection was given since. The kernel takes bits away.
     idle: AtomicU64,
+    /// The workers of confined listeners, which get no other connections.
+    sandbox: AtomicU64,
+    /// One bit for each program whose listener is confined to the sandbox.
+    confined: AtomicU64,
     rows: [Row; MAX_WORKERS],
 }
 
@@ -78,6 +84,8 @@ impl Memory {
             connections_offset: AtomicU64::default(),
             pending_offset: AtomicU64::default(),
             idle: AtomicU64::default(),
+            sandbox: AtomicU64::default(),
+            confined: AtomicU64::default(),
             rows: std::array::from_fn(|_| Row::default()),
         }
     }
@@ -237,6 +245,45 @@ impl Table {
         self.memory()[0].parameters()
     }
 
+    /// Reserves the last workers of each group for confined listeners. One worker at least stays for the others.
+    pub fn set_sandbox(&self, count: u16) {
+        for group in self.memory() {
+            let all = group.all.load(Relaxed);
+            let ordinary = all.count_ones().saturating_sub(count.into()).max(1);
+            group.sandbox.store(all & u64::MAX.checked_shl(ordinary).unwrap_or_default(), Relaxed);
+        }
+    }
+
+    /// True if only confined listeners use the worker.
+    pub fn is_sandbox(&self, worker: usize) -> bool {
+        let (group, number) = self.group_of(worker);
+        group.sandbox.load(Relaxed) >> number & 1 == 1
+    }
+
+    /// True if each group has workers of the sandbox.
+    pub fn has_sandbox(&self) -> bool {
+        self.memory().iter().all(|group| group.sandbox.load(Relaxed) != 0)
+    }
+
+    /// The programs whose listeners are confined.
+    pub fn confined(&self) -> u64 {
+        self.memory()[0].confined.load(Relaxed)
+    }
+
+    /// The status of each other worker of the same group, with its number.
+    pub fn neighbours(&self, worker: usize) -> impl Iterator<Item = (usize, Status)> {
+        let (group, number) = self.group_of(worker);
+        let count = usize::try_from(group.workers.load(Relaxed)).unwrap_or_default().min(MAX_WORKERS);
+        let first = worker - number;
+        let others = group.rows[..count].iter().enumerate().filter(move |(other, _)| *other != number);
+        others.map(move |(other, row)| (first + other, row.status()))
+    }
+
+    /// Confines the listeners of these programs, one bit for each, to the sandbox, and all others to the other workers.
+    pub fn confine(&self, programs: u64) {
+        self.memory().iter().for_each(|group| group.confined.store(programs, Relaxed));
+    }
+
     /// Selects workers in the group of this one by their status, and publishes the selection.
     pub fn schedule(&self, worker: usize, now: Duration) {
         let (group, _) = self.group_of(worker);
@@ -245,7 +292,15 @@ impl Table {
         for (place, row) in statuses.iter_mut().zip(&group.rows[..count]) {
             *place = row.status();
         }
-        group.publish(&select(&statuses[..count], now, &group.parameters()));
+        // The sandbox is measured by itself: its workers have other listeners.
+        let sandbox = group.sandbox.load(Relaxed);
+        let ordinary = if sandbox == 0 { count } else { (sandbox.trailing_zeros() as usize).min(count) };
+        let parameters = group.parameters();
+        let mut selection = select(&statuses[..ordinary], now, &parameters);
+        if ordinary < count {
+            selection.add(&select(&statuses[ordinary..count], now, &parameters), ordinary);
+        }
+        group.publish(&selection);
     }
 
     /// Tells the kernel which workers of the first group get new connections.
@@ -287,6 +342,11 @@ impl WorkerRow<'_> {
     /// The loop turns.
     pub fn turn(&self, now: Duration) {
         self.row.turned.store(nanoseconds(now), Relaxed);
+    }
+
+    /// The time of the latest turn.
+    pub fn turned(&self) -> Duration {
+        Duration::from_nanos(self.row.turned.load(Relaxed))
     }
 
     /// The loop waits for events from now on.
@@ -359,6 +419,25 @@ mod tests {
     }
 
     #[test]
+    fn workers_of_the_sandbox_are_compared_with_each_other() {
+        let table = Table::private(4, Groups::of(4));
+        let load = |loads: [u64; 4]| {
+            loads.into_iter().enumerate().for_each(|(worker, load)| table.row(worker).set_load(load, 0));
+            (0..4).for_each(|worker| table.row(worker).park());
+            table.schedule(0, Duration::ZERO);
+            (0..4).map(|worker| table.is_selected(worker)).collect::<Vec<_>>()
+        };
+        assert_eq!(load([100, 100, 0, 0]), [false, false, true, true]);
+        table.set_sandbox(2);
+        assert_eq!(load([100, 100, 0, 0]), [true; 4], "the empty ones are no measure for the others");
+        assert_eq!(load([100, 0, 0, 100]), [false, true, true, false]);
+        for (count, sandbox) in [(0, [false; 4]), (1, [false, false, false, true]), (9, [false, true, true, true])] {
+            table.set_sandbox(count);
+            assert_eq!([0, 1, 2, 3].map(|worker| table.is_sandbox(worker)), sandbox, "{count}");
+        }
+    }
+
+    #[test]
     fn the_program_reads_where_the_workers_write() {
         for (field, offset) in [
             (offset_of!(Memory, selected), offset::SELECTED),
@@ -368,6 +447,8 @@ mod tests {
             (offset_of!(Memory, workers), offset::WORKERS),
             (offset_of!(Memory, all), offset::ALL),
             (offset_of!(Memory, idle), offset::IDLE),
+            (offset_of!(Memory, sandbox), offset::SANDBOX),
+            (offset_of!(Memory, confined), offset::CONFINED),
             (offset_of!(Memory, rows), offset::FIRST_ROW),
             (offset_of!(Row, turned), offset::TURNED),
             (offset_of!(Row, parked), offset::PARKED),

@@ -16,6 +16,8 @@ use crate::{tcp, udp};
 /// linux/bpf.h: a program type that the kernel runs for a test, and the command for it.
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TEST_RUN: std::ffi::c_long = 10;
+/// The bit of the programs among those of confined listeners.
+const BIT: u8 = 5;
 const HUNG_AFTER: Duration = Duration::from_millis(50);
 
 #[repr(C)]
@@ -99,7 +101,7 @@ impl Workers {
             std::iter::once(first).chain((1..count).map(|_| tcp::listen(address).unwrap())).collect();
         let table = Table::shared(count, groups).unwrap();
         table.set_parameters(&Parameters { hung_after: HUNG_AFTER, ..Parameters::default() });
-        let dispatcher = Dispatcher::attach(&table, &sockets).unwrap();
+        let dispatcher = Dispatcher::attach(&table, &sockets, Some(BIT)).unwrap();
         let workers = Self { address, sockets, table, dispatcher };
         (0..count).for_each(|worker| workers.table.row(worker).park());
         workers
@@ -233,7 +235,7 @@ impl QuicWorkers {
         let sockets: Vec<UdpSocket> =
             std::iter::once(first).chain((1..count).map(|_| udp::listen(address).unwrap())).collect();
         let table = Table::shared(count, Groups::of(count)).unwrap();
-        let dispatcher = Dispatcher::attach_quic(&table, &sockets, TAG).unwrap();
+        let dispatcher = Dispatcher::attach_quic(&table, &sockets, Some(BIT), TAG).unwrap();
         (0..count).for_each(|worker| table.row(worker).park());
         Self { address, sockets, table, _dispatcher: dispatcher }
     }
@@ -336,4 +338,37 @@ fn groups_share_connections_by_both_addresses_or_by_destination() {
         groups.insert(got);
     }
     assert_eq!(groups.len(), 2, "ports have different groups");
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn a_confined_listener_has_the_workers_of_the_sandbox() {
+    let workers = Workers::new(5);
+    workers.table.set_sandbox(2);
+    workers.select(0b11111);
+    assert_eq!(workers.receivers(), [0, 1, 2]);
+    workers.table.confine(!(1 << BIT));
+    assert_eq!(workers.receivers(), [0, 1, 2], "others are confined");
+    workers.table.confine(1 << BIT);
+    assert_eq!(workers.receivers(), [3, 4]);
+    workers.select(0b00111);
+    assert_eq!(workers.receivers(), [3, 4], "although they have more to do");
+    // The sandbox stands still.
+    for worker in [3, 4] {
+        workers.table.row(worker).unpark(Duration::ZERO);
+    }
+    assert_eq!(workers.receivers(), [3, 4]);
+    workers.table.set_sandbox(0);
+    assert_eq!(workers.receivers(), [0, 1, 2], "there is no sandbox");
+}
+
+#[test]
+#[ignore = "loads a program into the kernel, as root"]
+fn the_kernel_accepts_programs_of_listeners_that_cannot_be_confined() {
+    for groups in [Groups::of(1), Groups::of(65), Groups::by_destination(8, 4)] {
+        let table = Table::shared(groups.count * groups.size, groups).unwrap();
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        drop(Dispatcher::attach(&table, &[tcp::listen(any).unwrap()], None).unwrap());
+        drop(Dispatcher::attach_quic(&table, &[udp::listen(any).unwrap()], None, TAG).unwrap());
+    }
 }

@@ -7,9 +7,17 @@ use std::io::Read as _;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
+
+/// The time that the calling thread was ready to run and had no core, since its start.
+pub fn waited_for_core() -> Option<Duration> {
+    // Documentation/scheduler/sched-stats.rst: time on a core, time of waiting for one, and number of times.
+    let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}
 
 /// Used and available bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

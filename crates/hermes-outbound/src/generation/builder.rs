@@ -218,8 +218,8 @@ impl<'a> Builder<'a> {
                 }
             };
             let known = self.previous.and_then(|previous| previous.listeners.get(&listener.name));
-            let flows = known.map(|state| state.flows.clone()).unwrap_or_default();
-            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls, quic, flows });
+            let shares = known.map(|state| state.shares.clone()).unwrap_or_default();
+            states.insert(listener.name.clone(), ListenerState { listener: listener.clone(), tls, quic, shares });
         }
         states
     }

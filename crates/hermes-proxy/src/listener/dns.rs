@@ -129,7 +129,7 @@ fn consider(worker: &Rc<Worker>, state: &ListenerState, source: IpAddr, message:
     }
     let limit = worker.generation().snapshot.limits.dns_questions;
     let bound = Bound { name: "dns-questions", limit, reserve: 0, bounds_closing: false };
-    match Share::take(worker, &state.flows, Owner::stranger(source), bound) {
+    match Share::take(worker, &state.shares.flows, Owner::stranger(source), bound) {
         Some(share) => {
             let servers = servers(worker, dns);
             let pending = Rc::new(Pending { asked_at: worker.now(), displaced: Oneshot::default() });

@@ -347,7 +347,7 @@ fn begin_face(worker: &Rc<Worker>, name: &Arc<str>, socket: &Rc<UdpSocket>, sour
     // The socket's listener may have another protocol since a reload.
     let ListenerProtocol::Ndn(ndn) = &state.listener.protocol else { return None };
     let trust = trust_by_address(&state.listener, source);
-    let share = flow_table::take(worker, &state.flows, &trust, source.ip())?;
+    let share = flow_table::take(worker, &state.shares.flows, &trust, source.ip())?;
     let (to_face, queue) = mpsc::channel(QUEUE_PACKETS);
     let face = Face::new(worker, (&state.listener, ndn), (source, trust), None, to_face);
     // The kernel knows the path; without a route, nothing can be sent anyway.

@@ -181,6 +181,12 @@ fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, incoming: Incoming) {
         worker.shared.metrics.limit("overload");
         return incoming.ignore();
     }
+    let is_confined = worker.confined().contains(&state.listener.name);
+    if is_confined && !worker.shared.status.table.is_sandbox(worker.number) {
+        // The client has chosen this worker by an id: new connections of this listener come elsewhere.
+        incoming.refuse();
+        return;
+    }
     let has_many = worker.quic_handshakes.get() >= worker.generation().snapshot.limits.handshakes;
     if has_many && !incoming.remote_address_validated() && incoming.may_retry() {
         worker.shared.metrics.limit("handshakes");
@@ -201,7 +207,7 @@ fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, incoming: Incoming) {
     // current one, not the one that was active at the client's first packet.
     let config = quic::for_one(&quic.config, quic.bounds);
     let handshake = Handshake::begin(worker, incoming, config);
-    worker.spawn(serve(worker.clone(), guard, handshake));
+    worker.spawn_for(&state.listener, serve(worker.clone(), guard, handshake));
 }
 
 /// A connection from which streams can be read, perhaps before its handshake is complete.

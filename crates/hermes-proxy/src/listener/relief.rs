@@ -1,13 +1,16 @@
-//! Relief for workers that stand still: another one accepts the connections that wait for them.
+//! Relief for workers whose loops stand still: one that has nothing to do accepts a connection that waits for them.
 //!
-//! In: the listening sockets of all workers, and which workers stand still. Out: their connections, served by this worker. The kernel
-//! passes over a worker only after it has stood still for some milliseconds. Connections that arrived within that time wait in its
-//! queue. Never: a connection that is accepted already; it stays with its worker.
+//! In: the listening sockets of all workers, and which workers stand still. Out: their connections, served by this worker, one each time.
+//! The kernel gives a connection to a busy worker if none is idle, and it passes over a worker only after that has stood still for some
+//! milliseconds. What arrived before waits in the queue of that worker. Never: a connection that is accepted already; it stays with its
+//! worker. Nor one of a listener that is confined to other workers than this one.
 
+use std::cell::Cell;
 use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
+use hermes_net::dispatch::now;
 use hermes_net::tcp::accept_waiting;
 
 use super::{CurrentListener, begin_tcp, is_about_one_connection};
@@ -21,38 +24,53 @@ pub(crate) struct AcceptQueues {
     pub(crate) sockets: Vec<Weak<TcpListener>>,
 }
 
-/// Connections that a worker accepts for others in a tick. More would make it stand still itself.
-const MAX_RELIEVED: usize = 8;
+/// The most queues that are looked at in a row: an idle worker must be ready for its own connections.
+const MAX_LOOKS: usize = 16;
 
-/// Accepts what waits for workers that stand still.
-pub(crate) fn relieve(worker: &Rc<Worker>, queues: &[AcceptQueues]) {
-    let (status, mut left) = (&worker.shared.status, MAX_RELIEVED);
-    for hung in status.hung().into_iter().filter(|hung| *hung != worker.number) {
-        for queue in queues {
-            for socket in queue.sockets.iter().skip(hung).step_by(worker.shared.workers) {
-                let Some(socket) = socket.upgrade() else { continue };
-                left -= accept(worker, &queue.listener, &socket, left);
-                if left == 0 {
-                    return;
-                }
+/// Looks at the queues of others.
+#[derive(Default)]
+pub(crate) struct Relief {
+    /// Where the next look begins, so that each listener has its turn.
+    next: Cell<usize>,
+}
+
+impl Relief {
+    /// Accepts a connection that waits for a worker whose loop stands still. Returns false if there is none.
+    pub(crate) fn relieve(&self, worker: &Rc<Worker>, queues: &[AcceptQueues]) -> bool {
+        let status = &worker.shared.status;
+        if !status.table.is_selected(worker.number) || queues.is_empty() {
+            return false;
+        }
+        let standing: Vec<usize> = status.standing(worker.number, now().unwrap_or_default()).collect();
+        let places = (0..queues.len()).flat_map(|step| standing.iter().map(move |standing| (step, *standing)));
+        let begin = self.next.get();
+        for (step, standing) in places.take(MAX_LOOKS) {
+            let place = (begin + step) % queues.len();
+            // The next look begins with another listener, also if something waits here.
+            self.next.set((place + 1) % queues.len());
+            if worker.serves(&queues[place].listener) && accept_one(worker, &queues[place], standing) {
+                return true;
             }
         }
+        false
     }
 }
 
-/// Accepts connections, `most` of them at most, and returns their number.
-fn accept(worker: &Rc<Worker>, listener: &Arc<str>, socket: &TcpListener, most: usize) -> usize {
-    let mut known = None;
-    for number in 0..most {
-        let (stream, source) = match accept_waiting(socket) {
-            Ok(accepted) => accepted,
-            Err(error) if is_about_one_connection(&error) => continue,
+/// Accepts a connection that waits for the worker `standing`. Returns false if none waits.
+fn accept_one(worker: &Rc<Worker>, queue: &AcceptQueues, standing: usize) -> bool {
+    for socket in queue.sockets.iter().skip(standing).step_by(worker.shared.workers) {
+        let Some(socket) = socket.upgrade() else { continue };
+        match accept_waiting(&socket) {
+            Ok((stream, source)) => {
+                worker.shared.metrics.connections_relieved.inc();
+                begin_tcp(worker, &mut CurrentListener::new(worker, queue.listener.clone()), stream, source);
+                return true;
+            }
+            // The client has gone. Others may wait behind it.
+            Err(error) if is_about_one_connection(&error) => return true,
             // None waits, or no descriptor is left.
-            Err(_) => return number,
-        };
-        let known = known.get_or_insert_with(|| CurrentListener::new(worker, listener.clone()));
-        worker.shared.metrics.connections_relieved.inc();
-        begin_tcp(worker, known, stream, source);
+            Err(_) => {}
+        }
     }
-    most
+    false
 }

@@ -77,7 +77,7 @@ pub(super) async fn receive_all(
     ending: Rc<Oneshot<Ending>>,
     targets: Targets,
 ) {
-    let shares = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
+    let shares = worker.generation().listening(&name).map(|state| state.shares.flows.clone()).unwrap_or_default();
     let by_source = FlowTable::new(&worker, shares);
     let socket = Rc::new(socket);
     let mut flows = Flows { worker, socket, name, targets, by_source, closing: false, carries_ip: false };

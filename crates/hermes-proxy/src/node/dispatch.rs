@@ -3,14 +3,18 @@
 //! In: the mode and its settings, and the sockets of all listeners. Out: the table of workers, and what the kernel chooses sockets by.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use hermes_model::snapshot::{Dispatch, DispatchMode, Role, Snapshot};
 use hermes_net::dispatch::listeners::{Listeners, Sockets};
 use hermes_net::dispatch::scheduler::Parameters;
-use hermes_net::dispatch::{Groups, Mode, Table};
+use hermes_net::dispatch::{Groups, Mode};
 use hermes_net::host::cores;
+use hermes_transport::runtime::sandbox;
+use hermes_transport::runtime::workers::Workers;
 
 use super::sockets::{Socket, SocketKey};
+use crate::listener::Transport;
 
 /// The way in which the kernel chooses sockets.
 #[derive(Default)]
@@ -26,15 +30,19 @@ impl Dispatchers {
         self.listeners.release();
     }
 
-    /// Applies the document to all listeners. A predecessor still reads the sockets of `held_back`.
+    /// Applies the document to all listeners, whose sockets `bound` names. A predecessor still reads the sockets of `held_back`.
     pub(super) fn follow(
         &mut self,
         dispatch: &Dispatch,
-        table: &Table,
+        workers: &Workers,
+        bound: &HashMap<(Arc<str>, Transport), SocketKey>,
         sockets: &HashMap<SocketKey, Vec<Socket>>,
         held_back: &HashSet<SocketKey>,
     ) {
+        let table = &workers.table;
         self.listeners.retain(|key| sockets.contains_key(key));
+        // New listeners may get the bits of those that have gone.
+        table.confine(table.confined() & self.listeners.bits());
         let mode = match dispatch.mode {
             DispatchMode::Reuseport => Mode::Hash,
             DispatchMode::Directed => Mode::Directed,
@@ -67,6 +75,10 @@ impl Dispatchers {
         }
         self.is_reported &= !is_applied;
         table.set_mode(if is_applied { mode } else { Mode::Hash });
+        let programs = bound.iter().map(|((listener, _), key)| (listener.clone(), self.listeners.bit(key)));
+        let is_directed = is_applied && mode == Mode::Directed;
+        let sandbox = if is_directed { sandbox(dispatch) } else { sandbox::Settings::default() };
+        workers.sandbox.follow(table, sandbox, programs);
     }
 }
 
@@ -88,6 +100,10 @@ pub(super) fn pins(snapshot: &Snapshot, workers: usize) -> bool {
         );
     }
     is_wanted && has_cores
+}
+
+fn sandbox(dispatch: &Dispatch) -> sandbox::Settings {
+    sandbox::Settings { workers: dispatch.sandbox_workers, after: dispatch.sandbox_after }
 }
 
 fn parameters(dispatch: &Dispatch) -> Parameters {

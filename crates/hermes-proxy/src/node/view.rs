@@ -45,7 +45,9 @@ impl NodeView {
 
     /// True if no worker accepts connections, because of overload.
     pub fn is_stopped(&self) -> bool {
-        self.shared.stopped.load(Ordering::Relaxed) == self.shared.workers
+        let table = &self.shared.status.table;
+        let ordinary = (0..self.shared.workers).filter(|worker| !table.is_sandbox(*worker)).count();
+        self.shared.stopped.load(Ordering::Relaxed) >= ordinary
     }
 
     /// Adds the admin endpoint to the addresses that guarded routes must not dial.
@@ -83,7 +85,8 @@ impl NodeView {
     /// The status of each worker, and how connections are distributed.
     pub fn workers(&self) -> serde_json::Value {
         let status = &self.shared.status;
-        serde_json::json!({ "dispatch": status.mode(), "workers": status.view() })
+        let confined = status.sandbox.confined();
+        serde_json::json!({ "dispatch": status.mode(), "confined": confined, "workers": status.view() })
     }
 
     /// Every session, up to a limit.

@@ -22,7 +22,7 @@ use super::redecide;
 use crate::custody::dialer::ChannelDialers;
 use crate::ip::Share;
 use crate::listener::quic::QuicAcceptors;
-use crate::listener::relief::{self, AcceptQueues};
+use crate::listener::relief::{AcceptQueues, Relief};
 use crate::listener::reverse_dialer::ReverseDialers;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
@@ -32,7 +32,7 @@ use hermes_outbound::outbound::{Outbound, reverse_acceptor};
 use hermes_outbound::reverse::channels::{Channels, Message};
 use hermes_transport::runtime::access_log::LogSender;
 use hermes_transport::runtime::session::SessionView;
-use hermes_transport::runtime::turns::Turns;
+use hermes_transport::runtime::turns::{Turns, reported};
 use hermes_transport::runtime::{Shared, WorkerContext};
 
 /// The interval of the sweep and of the coarse clock.
@@ -124,7 +124,7 @@ fn run_once(start: &mut Start, end: &End) -> std::io::Result<()> {
     runtime.enable_all().event_interval(TASKS_PER_TURN).on_thread_start(cores::unpin);
     runtime.on_thread_park(move || at_end.end()).on_thread_unpark(move || at_begin.begin());
     let runtime = runtime.build_local(LocalOptions::default())?;
-    runtime.block_on(async {
+    runtime.block_on(reported(turns.clone(), async {
         let generation = current.load_full();
         let context = Rc::new(WorkerContext::new(turns, shared.clone(), generation.snapshot.clone(), log.clone()));
         let outbound = Rc::new(Outbound::new(context, generation, channels.clone()));
@@ -136,7 +136,7 @@ fn run_once(start: &mut Start, end: &End) -> std::io::Result<()> {
         // Tasks first: sessions may still use connections.
         WorkerContext::end(&worker).await;
         Outbound::end(&worker).await;
-    });
+    }));
     Ok(())
 }
 
@@ -148,6 +148,7 @@ struct WorkerLoop<'w> {
     acceptors: HashMap<(Arc<str>, Transport), Vec<Acceptor>>,
     /// The TCP sockets of all workers.
     queues: Arc<[AcceptQueues]>,
+    relief: Relief,
     captures: Captures,
     quic_acceptors: QuicAcceptors,
     /// Reverse connections that this node dials.
@@ -163,6 +164,7 @@ impl<'w> WorkerLoop<'w> {
             end,
             acceptors: HashMap::new(),
             queues: Arc::default(),
+            relief: Relief::default(),
             captures: Captures::default(),
             quic_acceptors: QuicAcceptors::default(),
             reverse_dialers: ReverseDialers::default(),
@@ -189,6 +191,7 @@ impl<'w> WorkerLoop<'w> {
                     Message::Query(query) => reverse_acceptor::query(worker, *query),
                 },
                 due = tick.tick() => self.tick(due),
+                () = worker.others_stand_still() => self.relieve(),
                 () = worker.reap(), if worker.has_tasks() => {}
             }
         }
@@ -227,13 +230,20 @@ impl<'w> WorkerLoop<'w> {
         WorkerContext::tick(worker, due);
         self.quic_acceptors.report_metrics(worker);
         if worker.number == 0 {
+            worker.shared.release_confined();
             worker.services.custody.expire();
             worker.services.relays.sweep(&worker.shared.metrics);
         }
         worker.sweep_pools();
+        self.relieve();
+    }
+
+    fn relieve(&self) {
+        let worker = self.worker;
         let may_relieve = !worker.is_draining() && !worker.overload.takes(Step::Stop);
-        if worker.snapshot().dispatch.mode == DispatchMode::Directed && may_relieve {
-            relief::relieve(worker, &self.queues);
+        let is_directed = worker.snapshot().dispatch.mode == DispatchMode::Directed;
+        if !(is_directed && may_relieve && self.relief.relieve(worker, &self.queues)) {
+            worker.found_nothing();
         }
     }
 

@@ -68,9 +68,11 @@ async fn connection(
     recorder
 }
 
-type Driver = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Driver = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-async fn handshake(address: std::net::SocketAddr) -> std::result::Result<(SendRequest<Bytes>, Driver), Failure> {
+pub(super) async fn handshake(
+    address: std::net::SocketAddr,
+) -> std::result::Result<(SendRequest<Bytes>, Driver), Failure> {
     let socket = TcpStream::connect(address).await.map_err(|e| Failure::Connect(e.kind()))?;
     socket.set_nodelay(true)?;
     let mut builder = h2::client::Builder::new();
@@ -134,6 +136,6 @@ async fn get(
     if rest.is_empty() { Ok(()) } else { Err(Failure::Closed) }
 }
 
-fn h2_failure(error: &h2::Error) -> Failure {
+pub(super) fn h2_failure(error: &h2::Error) -> Failure {
     Failure::H2(error.to_string())
 }

@@ -5,13 +5,14 @@
 //! lock for traffic. Every task belongs to the worker's task set, and ends with the worker.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Context;
 
-use hermes_model::snapshot::{AccessLog, Snapshot};
+use hermes_model::snapshot::{AccessLog, Listener, Snapshot};
 use hermes_net::quic::EndpointTasks;
 use hermes_net::resolve::Resolver;
 use hermes_net::udp::ReceiveBuffer;
@@ -22,8 +23,9 @@ use tokio::time::Instant;
 
 use super::Shared;
 use super::access_log::{LogSender, Records};
-use super::fair_shares::{Entries, Shares};
+use super::fair_shares::{Entries, ListenerShares, Shares};
 use super::overload::WorkerOverload;
+use super::sandbox::Tag;
 use super::session::SessionTables;
 use super::turns::{Counted, Turns};
 use crate::token_bucket::TokenBucket;
@@ -55,8 +57,10 @@ pub struct WorkerContext {
     /// The worker's entries in the bounded tables, such as connections and tunnels.
     pub entries: Entries,
     snapshot: RefCell<CurrentSnapshot>,
-    /// The flow tables of all listeners in the snapshot.
-    listener_shares: RefCell<Vec<Arc<Shares>>>,
+    /// The tables of all listeners in the snapshot.
+    listener_shares: RefCell<HashMap<Arc<str>, (ListenerShares, Tag)>>,
+    /// The confined listeners, at the last tick.
+    confined: RefCell<(u64, Rc<[Arc<str>]>)>,
     tasks: RefCell<JoinSet<()>>,
     turns: Arc<Turns>,
     icmp_errors: TokenBucket,
@@ -81,10 +85,14 @@ impl WorkerContext {
             resolver: Resolver::from_system(),
             udp_buffer: RefCell::default(),
             udp_run: RefCell::default(),
-            quic: EndpointTasks::default(),
+            quic: EndpointTasks::watched({
+                let turns = turns.clone();
+                move || turns.polled(Tag::default())
+            }),
             entries: Entries::default(),
             snapshot: RefCell::new(Rc::new(snapshot)),
             listener_shares: RefCell::default(),
+            confined: RefCell::new((0, Rc::from([]))),
             tasks: RefCell::default(),
             turns,
             icmp_errors: TokenBucket::default(),
@@ -106,17 +114,53 @@ impl WorkerContext {
         self.snapshot.borrow().clone()
     }
 
-    /// Replaces the running snapshot. `listener_shares` are the flow tables of its listeners.
-    pub fn set_snapshot(&self, snapshot: Arc<Snapshot>, listener_shares: Vec<Arc<Shares>>) {
+    /// Replaces the running snapshot. `listener_shares` are the tables of its listeners.
+    pub fn set_snapshot(&self, snapshot: Arc<Snapshot>, listener_shares: HashMap<Arc<str>, ListenerShares>) {
         self.records.set_enabled(snapshot.access_log != AccessLog::Off);
         self.records.forget_handles();
         self.snapshot.replace(Rc::new(snapshot));
-        self.listener_shares.replace(listener_shares);
+        let tagged = |(name, shares): (Arc<str>, ListenerShares)| {
+            let tag = self.shared.status.sandbox.tag(&name);
+            (name, (shares, tag))
+        };
+        self.listener_shares.replace(listener_shares.into_iter().map(tagged).collect());
     }
 
-    /// Calls `act` with the flow table of each listener.
+    /// Calls `act` with each table of each listener.
     pub fn each_listener_shares(&self, act: impl FnMut(&Arc<Shares>)) {
-        self.listener_shares.borrow().iter().for_each(act);
+        self.listener_shares.borrow().values().flat_map(|(of, _)| [&of.flows, &of.connections]).for_each(act);
+    }
+
+    /// The table of a listener's connections.
+    pub fn connections_of(&self, listener: &str) -> Option<Arc<Shares>> {
+        self.listener_shares.borrow().get(listener).map(|(of, _)| of.connections.clone())
+    }
+
+    /// The confined listeners, at the last tick.
+    pub fn confined(&self) -> Rc<[Arc<str>]> {
+        self.confined.borrow().1.clone()
+    }
+
+    /// True if a connection of this listener belongs to a worker of the sandbox, or if only a confined listener's does.
+    pub fn serves(&self, listener: &str) -> bool {
+        let confined = self.confined.borrow();
+        let is_confined = confined.1.iter().any(|name| &**name == listener);
+        is_confined == self.shared.status.table.is_sandbox(self.number)
+    }
+
+    /// Has clients of listeners that are confined from now on connect again, to the sandbox.
+    fn follow_sandbox(&self) {
+        let sandbox = &self.shared.status.sandbox;
+        let changes = sandbox.changes();
+        if self.confined.borrow().0 == changes {
+            return;
+        }
+        let (before, now) = (self.confined(), Rc::<[Arc<str>]>::from(sandbox.confined()));
+        *self.confined.borrow_mut() = (changes, now.clone());
+        if !self.shared.status.table.is_sandbox(self.number) {
+            let added = now.iter().filter(|name| !before.contains(name));
+            added.for_each(|name| self.tables.drain_listener(self, name));
+        }
     }
 
     pub fn is_draining(&self) -> bool {
@@ -150,6 +194,16 @@ impl WorkerContext {
         self.icmp_errors.takes(self.now(), MAX_ICMP_ERRORS_PER_SECOND)
     }
 
+    /// Waits until this worker has nothing to do while another one stands still.
+    pub async fn others_stand_still(&self) {
+        self.turns.others_stand_still().await;
+    }
+
+    /// Nothing waits at workers that stand still: this one may wait for events until its next turn.
+    pub fn found_nothing(&self) {
+        self.turns.found_nothing();
+    }
+
     /// Tells the table of workers how many connections and sessions this worker has.
     pub fn tell_load(&self) {
         let (connections, sessions) = (self.tables.connections.borrow().len(), self.tables.sessions.borrow().len());
@@ -158,7 +212,13 @@ impl WorkerContext {
 
     /// Spawns a task. It is aborted when the worker ends.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) -> AbortHandle {
-        self.tasks.borrow_mut().spawn_local(Counted::new(self.turns.clone(), task))
+        self.tasks.borrow_mut().spawn_local(Counted::new(self.turns.clone(), Tag::default(), task))
+    }
+
+    /// Spawns the task of a connection of this listener, which answers for the time that the task takes.
+    pub fn spawn_for(&self, listener: &Listener, task: impl Future<Output = ()> + 'static) -> AbortHandle {
+        let tag = self.listener_shares.borrow().get(&listener.name).map(|(_, tag)| *tag).unwrap_or_default();
+        self.tasks.borrow_mut().spawn_local(Counted::new(self.turns.clone(), tag, task))
     }
 
     /// Advances the clock, follows the signals of overload, ends sessions and connections that exceeded a timeout, and
@@ -168,6 +228,8 @@ impl WorkerContext {
         self.overload.tick(self, due);
         self.tables.sweep(self);
         self.entries.tick(self);
+        self.follow_sandbox();
+        self.turns.waited();
         self.records.flush(self);
     }
 

@@ -51,6 +51,15 @@ impl Shares {
     }
 }
 
+/// The tables of a listener, on all workers.
+#[derive(Clone, Debug, Default)]
+pub struct ListenerShares {
+    /// Live flows (UDP or SOCKS listener), or pending queries (DNS listener).
+    pub flows: Arc<Shares>,
+    /// Its client connections, if their number is limited.
+    pub connections: Arc<Shares>,
+}
+
 /// The maximum number of entries in a table.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {

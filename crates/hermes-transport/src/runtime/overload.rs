@@ -265,7 +265,10 @@ impl WorkerOverload {
         }
         self.parts_at.set(Some(now + PARTS_EVERY));
         let (hung, delays) = (self.shared.status.hung(), &self.shared.status.delays);
-        let others = delays.iter().enumerate().filter(|(other, _)| *other != worker && !hung.contains(other));
+        let table = &self.shared.status.table;
+        // A client of the sandbox would come back there, and no other client comes there.
+        let is_alike = |other: usize| other != worker && table.is_sandbox(other) == table.is_sandbox(worker);
+        let others = delays.iter().enumerate().filter(|(other, _)| is_alike(*other) && !hung.contains(other));
         others.map(|(_, delay)| delay.load(Ordering::Relaxed)).min().is_some_and(|least| 2 * least <= delay)
     }
 

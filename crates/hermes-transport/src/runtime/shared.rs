@@ -15,6 +15,7 @@ use tokio::sync::{Notify, watch};
 
 use super::fair_shares::Shares;
 use super::overload::Usage;
+use super::sandbox::Reason;
 use super::workers::Workers;
 use crate::dial_guard::DialGuard;
 use crate::log_throttle::LogThrottle;
@@ -157,6 +158,24 @@ impl Shared {
     pub fn found_workers(&self, numbers: &[usize]) {
         let mut lost = self.lost_workers.lock().unwrap_or_else(PoisonError::into_inner);
         lost.retain(|number| !numbers.contains(number));
+    }
+
+    /// Counts and reports that a listener is confined from now on.
+    pub fn report_confined(&self, listener: Option<Arc<str>>, reason: Reason) {
+        let Some(listener) = listener else { return };
+        self.metrics.listeners_confined.inc();
+        let why = match reason {
+            Reason::HeldUp => "its connections hold up workers",
+            Reason::Full => "it has as many connections as it may have",
+        };
+        tracing::warn!(%listener, why, "a listener is confined: its new connections come to the workers of the sandbox");
+    }
+
+    /// Ends confinements that have no reason any longer. Worker 0 calls it.
+    pub fn release_confined(&self) {
+        for listener in self.status.sandbox.release(&self.status.table, self.now()) {
+            tracing::info!(%listener, "a listener is confined no longer");
+        }
     }
 
     /// Reads the host's addresses again.

@@ -8,14 +8,17 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use hermes_net::dispatch::{self, WorkerRow};
+use hermes_net::host::usage;
+use tokio::sync::Notify;
 
 use super::Shared;
+use super::sandbox::{self, Reason, Tag};
 use super::workers::STANDSTILL;
 
 /// Time after which a loop that does not wait selects workers again.
@@ -78,13 +81,31 @@ pub struct Turns {
     /// Nanoseconds of the table's clock.
     began: AtomicU64,
     selected: AtomicU64,
+    /// The listener of the task that is being polled.
+    polled: AtomicU32,
+    /// Another worker stood still when this one had nothing to do.
+    others_stand_still: Notify,
+    /// Nanoseconds that the thread has waited for a core, when last asked.
+    waited: AtomicU64,
+    /// Nothing waited there, so that this worker may wait.
+    found_nothing: AtomicBool,
 }
 
 impl Turns {
     /// Starts the first turn of a worker.
     pub fn new(shared: Arc<Shared>, worker: usize) -> Arc<Self> {
         let zero = AtomicU64::default;
-        let this = Self { shared, worker, polls: zero(), began: zero(), selected: zero() };
+        let this = Self {
+            shared,
+            worker,
+            polls: zero(),
+            began: zero(),
+            selected: zero(),
+            polled: AtomicU32::new(0),
+            waited: zero(),
+            others_stand_still: Notify::new(),
+            found_nothing: AtomicBool::new(false),
+        };
         this.begin();
         Arc::new(this)
     }
@@ -111,19 +132,66 @@ impl Turns {
     pub fn end(&self) {
         let now = now();
         let counts = &self.shared.status.turns[self.worker];
+        self.look_at_task(now, Tag::default());
         counts.events.observe(self.polls.load(Ordering::Relaxed));
         counts.micros.observe(nanoseconds(now).saturating_sub(self.began.load(Ordering::Relaxed)) / 1000);
         self.row().park();
         self.select(now);
+        // A task that is woken here runs before the loop waits.
+        let has_looked = self.found_nothing.swap(false, Ordering::Relaxed);
+        if !has_looked && self.shared.status.standing(self.worker, now).next().is_some() {
+            self.others_stand_still.notify_one();
+        }
     }
 
-    fn polled(&self) {
+    /// Waits until this worker has nothing to do while another one stands still.
+    pub async fn others_stand_still(&self) {
+        self.others_stand_still.notified().await;
+    }
+
+    /// This worker may wait for events although another one stands still. It looks again after its next turn.
+    pub fn found_nothing(&self) {
+        self.found_nothing.store(true, Ordering::Relaxed);
+    }
+
+    /// A task of this listener is about to be polled.
+    pub(super) fn polled(&self, tag: Tag) {
         let polls = self.polls.load(Ordering::Relaxed) + 1;
         self.polls.store(polls, Ordering::Relaxed);
         let now = now();
+        self.look_at_task(now, tag);
         self.row().turn(now);
         if nanoseconds(now).saturating_sub(self.selected.load(Ordering::Relaxed)) >= nanoseconds(SELECTION_INTERVAL) {
             self.select(now);
+        }
+    }
+
+    /// The time that this thread has waited for a core since the last call.
+    pub(super) fn waited(&self) -> Duration {
+        let Some(all) = usage::waited_for_core() else { return Duration::ZERO };
+        let before = self.waited.swap(nanoseconds(all), Ordering::Relaxed);
+        all.saturating_sub(Duration::from_nanos(before))
+    }
+
+    /// Ends the time of the task that was polled last, and begins that of the next one.
+    fn look_at_task(&self, now: Duration, next: Tag) {
+        let last = Tag(self.polled.load(Ordering::Relaxed));
+        if last != next {
+            self.polled.store(next.0, Ordering::Relaxed);
+        }
+        if last == Tag::default() {
+            return;
+        }
+        let time = now.saturating_sub(self.row().turned());
+        if time >= sandbox::HELD_UP {
+            // Time in which the thread did not get a core is not the listener's.
+            let time = time.saturating_sub(self.waited());
+            if time < sandbox::HELD_UP {
+                return;
+            }
+            let status = &self.shared.status;
+            let confined = status.sandbox.held_up(&status.table, last, time, self.shared.now());
+            self.shared.report_confined(confined, Reason::HeldUp);
         }
     }
 
@@ -151,6 +219,16 @@ impl Turns {
     }
 }
 
+/// A future of no listener, which reports each poll.
+pub async fn reported<F: Future>(turns: Arc<Turns>, future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| {
+        turns.polled(Tag::default());
+        future.as_mut().poll(cx)
+    })
+    .await
+}
+
 pin_project_lite::pin_project! {
     /// A task of the worker, which counts as pending from its wake until its poll.
     pub(super) struct Counted<F> {
@@ -158,6 +236,7 @@ pin_project_lite::pin_project! {
         task: F,
         wakes: Arc<Wakes>,
         waker: Waker,
+        tag: Tag,
     }
 
     impl<F> PinnedDrop for Counted<F> {
@@ -168,11 +247,11 @@ pin_project_lite::pin_project! {
 }
 
 impl<F> Counted<F> {
-    /// Wraps a task that is about to be spawned, which wakes it.
-    pub(super) fn new(turns: Arc<Turns>, task: F) -> Self {
+    /// Wraps a task that is about to be spawned, which wakes it. `tag`: its listener.
+    pub(super) fn new(turns: Arc<Turns>, tag: Tag, task: F) -> Self {
         turns.row().add_pending();
         let wakes = Arc::new(Wakes { turns, state: AtomicU8::new(WOKEN), task: OnceLock::new() });
-        Self { task, waker: wakes.clone().into(), wakes }
+        Self { task, waker: wakes.clone().into(), wakes, tag }
     }
 }
 
@@ -183,7 +262,7 @@ impl<F: Future<Output = ()>> Future for Counted<F> {
         let this = self.project();
         this.wakes.task.get_or_init(|| cx.waker().clone());
         this.wakes.poll();
-        this.wakes.turns.polled();
+        this.wakes.turns.polled(*this.tag);
         this.task.poll(&mut Context::from_waker(this.waker))
     }
 }
@@ -269,7 +348,7 @@ mod tests {
                 Poll::<()>::Pending
             })
         };
-        let mut task = Box::pin(Counted::new(turns.clone(), task));
+        let mut task = Box::pin(Counted::new(turns.clone(), Tag::default(), task));
         assert_eq!(pending(&turns), 1, "the runtime polls a spawned task");
         assert!(poll(task.as_mut()));
         assert_eq!(pending(&turns), 0);
@@ -289,7 +368,7 @@ mod tests {
     #[test]
     fn a_turn_counts_its_polls_and_selects_workers() {
         let turns = Turns::new(Arc::new(Shared::new(2)), 1);
-        (0..9).for_each(|_| turns.polled());
+        (0..9).for_each(|_| turns.polled(Tag::default()));
         turns.end();
         let counts = &turns.shared.status.turns[1];
         assert_eq!((counts.events.count(), counts.events.sum()), (1, 9));

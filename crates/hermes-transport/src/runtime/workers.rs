@@ -14,8 +14,12 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 use serde::Serialize;
 
+use super::sandbox::Sandbox;
 use super::turns::{CLASSES, Histogram, TurnCounts};
+use crate::metrics::ListenerLabels;
 
+/// The time from which others may accept connections of a worker: most turns are much shorter.
+const STANDING: Duration = Duration::from_millis(1);
 /// The time from which clients notice that nothing happens.
 pub const STANDSTILL: Duration = Duration::from_secs(1);
 
@@ -26,6 +30,8 @@ pub struct Workers {
     pub turns: Vec<TurnCounts>,
     /// How long ready work of each worker waits, in microseconds.
     pub delays: Vec<AtomicU64>,
+    /// The listeners that are confined to some of the workers.
+    pub sandbox: Sandbox,
 }
 
 impl Workers {
@@ -33,7 +39,8 @@ impl Workers {
     pub fn new(count: usize, groups: Groups) -> Self {
         let table = Table::shared(count, groups).unwrap_or_else(|_| Table::private(count, groups));
         let turns = std::iter::repeat_with(TurnCounts::default).take(count).collect();
-        Self { table, turns, delays: std::iter::repeat_with(AtomicU64::default).take(count).collect() }
+        let delays = std::iter::repeat_with(AtomicU64::default).take(count).collect();
+        Self { table, turns, delays, sandbox: Sandbox::default() }
     }
 
     /// The status of each worker, for `/workers`.
@@ -52,6 +59,7 @@ impl Workers {
                 },
                 silence_ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
                 is_selected: self.table.is_selected(number),
+                is_sandbox: self.table.is_sandbox(number),
                 connections: status.connections,
                 sessions: status.sessions,
                 pending: status.pending,
@@ -72,12 +80,20 @@ impl Workers {
         self.table.statuses().enumerate().filter(|(_, status)| stands_still(status)).map(|(worker, _)| worker).collect()
     }
 
+    /// The workers of the same group whose loops have not turned for a moment.
+    pub fn standing(&self, worker: usize, now: Duration) -> impl Iterator<Item = usize> {
+        let stands = move |status: &Status| !status.is_parked && now.saturating_sub(status.turned) >= STANDING;
+        self.table.neighbours(worker).filter(move |(_, status)| stands(status)).map(|(other, _)| other)
+    }
+
     /// True if the loops of all workers stand still for so long that clients notice: nobody serves them. `but` is the number of a
     /// worker that does not count, since it asks.
     pub fn stand_still(&self, but: Option<usize>) -> bool {
         let now = dispatch::now().unwrap_or_default();
         let stands_still = |status: &Status| !status.is_parked && now.saturating_sub(status.turned) >= STANDSTILL;
-        let mut others = self.table.statuses().enumerate().filter(|(worker, _)| Some(*worker) != but);
+        // Nobody else is served by the sandbox.
+        let counts = |worker: usize| Some(worker) != but && !self.table.is_sandbox(worker);
+        let mut others = self.table.statuses().enumerate().filter(|(worker, _)| counts(*worker));
         others.all(|(_, status)| stands_still(&status))
     }
 
@@ -103,6 +119,9 @@ pub struct WorkerView {
     /// True if new connections come to this worker in the mode `directed`.
     #[serde(rename = "selected")]
     pub is_selected: bool,
+    /// True if only confined listeners use this worker.
+    #[serde(rename = "sandbox")]
+    pub is_sandbox: bool,
     pub connections: u64,
     pub sessions: u64,
     /// Tasks that are woken and not yet polled.
@@ -134,6 +153,15 @@ impl fmt::Debug for Workers {
 impl Collector for Workers {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let view = self.view();
+        let mut confined = encoder.encode_descriptor(
+            "listener_confined",
+            "1 while the sandbox serves the listener",
+            None,
+            MetricType::Gauge,
+        )?;
+        for listener in self.sandbox.confined() {
+            confined.encode_family(&ListenerLabels { listener })?.encode_gauge(&1_i64)?;
+        }
         let mut each = |name: &str, help: &str, kind: MetricType, value: &dyn Fn(&WorkerView) -> u64| {
             let mut family = encoder.encode_descriptor(name, help, None, kind)?;
             for worker in &view {

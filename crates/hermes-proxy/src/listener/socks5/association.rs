@@ -48,7 +48,7 @@ pub(super) async fn serve(
             return refuse(near, reply).await;
         }
     };
-    let shares = worker.generation().listening(&connection.listener.name).map(|state| state.flows.clone());
+    let shares = worker.generation().listening(&connection.listener.name).map(|state| state.shares.flows.clone());
     let shares = shares.unwrap_or_default();
     // The association itself counts as a flow, since it holds a socket.
     let Some(share) = flow_table::take(worker, &shares, &client.trust, client.source.ip()) else {

@@ -30,7 +30,7 @@ pub(in super::super) async fn receive_all(
     name: Arc<str>,
     ending: Rc<Oneshot<Ending>>,
 ) {
-    let shares = worker.generation().listening(&name).map(|state| state.flows.clone()).unwrap_or_default();
+    let shares = worker.generation().listening(&name).map(|state| state.shares.flows.clone()).unwrap_or_default();
     let mut flows = FlowTable::new(&worker, shares);
     loop {
         tokio::select! {

@@ -21,6 +21,7 @@ use super::QuicPath;
 use crate::oneshot::Oneshot;
 use crate::runtime::WorkerContext;
 use crate::runtime::fair_shares::{Bound, Holder, Owner, Share};
+use crate::runtime::sandbox::Reason;
 
 /// The state of a client connection. It decides which timeout applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +99,8 @@ pub struct Connection {
     pub lines: Cell<usize>,
     /// The key of the entry in the node's table of connections.
     entry: Cell<usize>,
+    /// The key of the entry in its listener's table. `None`: the listener has no bound of its own.
+    entry_of_listener: Cell<Option<usize>>,
     /// True if a client that half-closes the connection counts as gone at once.
     pub ends_half_closed: Cell<bool>,
     /// The socket of an HTTP/1.1 client; empty for other versions and for tunnels. While received bytes are unread, a
@@ -111,6 +114,11 @@ impl Connection {
     pub fn is_of(&self, worker: &WorkerContext, trust: &Trust, source: SocketAddr) -> bool {
         let _ = self.trust.set(trust.clone());
         let owner = Owner::of_connection(trust, source.ip());
+        if let (Some(entry), Some(bound)) = (self.entry_of_listener.get(), bound_of(&self.listener))
+            && !worker.entries.pass_to(worker, entry, owner.clone(), bound)
+        {
+            return false;
+        }
         worker.entries.pass_to(worker, self.entry.get(), owner, bound(worker, false))
     }
 
@@ -260,6 +268,7 @@ pub struct ConnectionGuard {
     worker: Rc<WorkerContext>,
     pub connection: Rc<Connection>,
     _share: Share,
+    _share_of_listener: Option<Share>,
 }
 
 /// The divisor of `limits.connections` that gives the number of connections reserved for authenticated clients. The
@@ -275,8 +284,14 @@ fn bound(worker: &WorkerContext, may_authenticate: bool) -> Bound {
     Bound { name: "connections", limit, reserve: if has_peers { limit / PEERS } else { 0 }, bounds_closing: true }
 }
 
+/// Returns the bound of a listener's own table of connections.
+fn bound_of(listener: &Listener) -> Option<Bound> {
+    let limit = listener.connections?;
+    Some(Bound { name: "listener-connections", limit, reserve: 0, bounds_closing: true })
+}
+
 impl ConnectionGuard {
-    /// Takes an entry in the node's table of connections for an accepted connection. [`Connection::is_of`] changes the
+    /// Takes an entry in the node's table of connections for an accepted connection, and one in its listener's table. [`Connection::is_of`] changes the
     /// owner when the client's identity is known. Returns `None` if the table has no room.
     pub fn take(
         worker: &Rc<WorkerContext>,
@@ -289,6 +304,17 @@ impl ConnectionGuard {
         let may_authenticate = asks && *trust == Trust::Anonymous;
         let owner =
             if may_authenticate { Owner::unproven(source.ip()) } else { Owner::of_connection(trust, source.ip()) };
+        let share_of_listener = match bound_of(&listener).zip(worker.connections_of(&listener.name)) {
+            Some((bound, table)) => {
+                let taken = Share::take(worker, &table, owner.clone(), bound);
+                if taken.is_none() {
+                    let confined = shared.status.sandbox.is_full(&shared.status.table, &listener.name, shared.now());
+                    shared.report_confined(confined, Reason::Full);
+                }
+                Some(taken?)
+            }
+            None => None,
+        };
         let share = Share::take(worker, &shared.connections, owner, bound(worker, may_authenticate))?;
         shared.metrics.connections_open.inc();
         let connection = Rc::new(Connection {
@@ -313,16 +339,20 @@ impl ConnectionGuard {
             heard: Cell::new(0),
             lines: Cell::new(0),
             entry: Cell::new(share.key()),
+            entry_of_listener: Cell::new(share_of_listener.as_ref().map(Share::key)),
             ends_half_closed: Cell::new(false),
             socket: RefCell::default(),
         });
-        share.is_held_by(&connection);
+        [Some(&share), share_of_listener.as_ref()]
+            .into_iter()
+            .flatten()
+            .for_each(|share| share.is_held_by(&connection));
         connection.key.set(worker.tables.connections.borrow_mut().insert(connection.clone()));
         worker.tell_load();
         if worker.is_draining() {
             connection.start_drain(worker);
         }
-        Some(Self { worker: worker.clone(), connection, _share: share })
+        Some(Self { worker: worker.clone(), connection, _share: share, _share_of_listener: share_of_listener })
     }
 }
 
