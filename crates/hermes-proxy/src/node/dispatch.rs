@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hermes_model::snapshot::{Dispatch, DispatchMode, Role, Snapshot};
 use hermes_net::dispatch::listeners::{Listeners, Sockets};
@@ -76,6 +77,8 @@ impl Dispatchers {
         self.is_reported &= !is_applied;
         table.set_mode(if is_applied { mode } else { Mode::Hash });
         let programs = bound.iter().map(|((listener, _), key)| (listener.clone(), self.listeners.bit(key)));
+        // Also without privileges: the kernel hashes, and idle workers help.
+        workers.relieves.store(mode == Mode::Directed, Ordering::Relaxed);
         let is_directed = is_applied && mode == Mode::Directed;
         let sandbox = if is_directed { sandbox(dispatch) } else { sandbox::Settings::default() };
         workers.sandbox.follow(table, sandbox, programs);

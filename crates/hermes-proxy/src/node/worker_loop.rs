@@ -8,10 +8,11 @@ use std::collections::{HashMap, HashSet};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hermes_model::snapshot::{DispatchMode, Listener, ListenerProtocol, Step};
+use hermes_model::snapshot::{Listener, ListenerProtocol, Step};
 use hermes_net::host::cores;
 use hermes_net::tun::IdleQueue;
 use tokio::runtime::LocalOptions;
@@ -240,9 +241,9 @@ impl<'w> WorkerLoop<'w> {
 
     fn relieve(&self) {
         let worker = self.worker;
-        let may_relieve = !worker.is_draining() && !worker.overload.takes(Step::Stop);
-        let is_directed = worker.snapshot().dispatch.mode == DispatchMode::Directed;
-        if !(is_directed && may_relieve && self.relief.relieve(worker, &self.queues)) {
+        let relieves = worker.shared.status.relieves.load(Ordering::Relaxed);
+        let accepts = !worker.is_draining() && !worker.overload.takes(Step::Stop);
+        if !(relieves && accepts && self.relief.relieve(worker, &self.queues)) {
             worker.found_nothing();
         }
     }

@@ -137,6 +137,9 @@ impl Turns {
         counts.micros.observe(nanoseconds(now).saturating_sub(self.began.load(Ordering::Relaxed)) / 1000);
         self.row().park();
         self.select(now);
+        if !self.shared.status.relieves.load(Ordering::Relaxed) {
+            return;
+        }
         // A task that is woken here runs before the loop waits.
         let has_looked = self.found_nothing.swap(false, Ordering::Relaxed);
         if !has_looked && self.shared.status.standing(self.worker, now).next().is_some() {

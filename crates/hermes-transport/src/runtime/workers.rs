@@ -3,7 +3,7 @@
 //! In: what each worker says of itself, at each turn of its loop. Out: views of it. Never: a choice.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use hermes_net::dispatch::scheduler::Status;
@@ -32,6 +32,8 @@ pub struct Workers {
     pub delays: Vec<AtomicU64>,
     /// The listeners that are confined to some of the workers.
     pub sandbox: Sandbox,
+    /// True if workers without work accept connections of others (mode `directed`).
+    pub relieves: AtomicBool,
 }
 
 impl Workers {
@@ -40,7 +42,7 @@ impl Workers {
         let table = Table::shared(count, groups).unwrap_or_else(|_| Table::private(count, groups));
         let turns = std::iter::repeat_with(TurnCounts::default).take(count).collect();
         let delays = std::iter::repeat_with(AtomicU64::default).take(count).collect();
-        Self { table, turns, delays, sandbox: Sandbox::default() }
+        Self { table, turns, delays, sandbox: Sandbox::default(), relieves: AtomicBool::new(false) }
     }
 
     /// The status of each worker, for `/workers`.
