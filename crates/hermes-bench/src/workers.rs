@@ -1,7 +1,7 @@
 //! `workers`: how connections come to workers, in the cases of paper 003, beside HAProxy and Envoy.
 //!
-//! In: the binary of Hermes. Out: a JSON file with every round, and a table. All proxies have the same number of workers, which is
-//! above the number of cores, and answer all requests themselves. A library makes their workers burn time or stand still, as each
+//! In: the binary of Hermes. Out: a JSON file with every round, and a table. All proxies have the same number of workers, and answer all
+//! requests themselves. A library makes their workers burn time or stand still, as each
 //! request asks. Never: a comparison of rounds that did not take turns.
 
 mod contenders;
@@ -35,9 +35,9 @@ pub(crate) struct WorkersOptions {
     /// The binary to measure.
     #[arg(long, default_value = "target/release/hermes")]
     hermes: PathBuf,
-    /// Workers of each proxy.
-    #[arg(long, default_value_t = 4)]
-    workers: usize,
+    /// Workers of each proxy, instead of the case's own number.
+    #[arg(long)]
+    workers: Option<usize>,
     /// Rounds of each case.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
@@ -83,6 +83,7 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
     let hermes = options.hermes.canonicalize().unwrap_or_else(|_| options.hermes.clone());
     let (library, namespace) = (work::library(&dir)?, Namespace::new()?);
     let cases: Vec<Case> = loads::all().into_iter().filter(|case| case.name().contains(&options.case)).collect();
+    let cores = std::thread::available_parallelism()?.get();
     let mut all = Rounds::new();
     for round in 0..options.rounds {
         for case in &cases {
@@ -93,7 +94,7 @@ pub(crate) fn run(options: &WorkersOptions) -> Result<()> {
                     library: &library,
                     dir: &dir,
                     namespace: &namespace,
-                    workers: options.workers,
+                    workers: options.workers.unwrap_or_else(|| case.workers(cores)),
                     listeners: case.listeners(),
                     settings: &settings,
                 };

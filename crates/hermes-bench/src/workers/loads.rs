@@ -77,7 +77,7 @@ const TRAFFIC: [Traffic; 4] = [
 ];
 
 /// Clients a second at which the highest load begins, the factor from one to the next, and the most steps.
-const HIGHEST: (f64, f64, u64) = (120.0, 1.15, 12);
+const HIGHEST: (f64, f64, u64) = (120.0, 1.25, 8);
 
 /// Clients a second that stop a worker, and for how long.
 const HANGS: (f64, &str) = (1.5, "block 400000");
@@ -118,6 +118,14 @@ impl Case {
             Self::Hangs => "probes while workers stand still".to_owned(),
             Self::Surge => "surge on idle connections".to_owned(),
             Self::Highest => "highest load without delayed probes".to_owned(),
+        }
+    }
+
+    /// The workers of each proxy. The cells have one on each core, as in the paper. If all of so few stood still, nobody could serve.
+    pub(super) fn workers(&self, cores: usize) -> usize {
+        match self {
+            Self::Cell(..) => cores,
+            Self::Hangs | Self::Surge | Self::Highest => 2 * cores,
         }
     }
 

@@ -141,7 +141,8 @@ impl WorkerContext {
         self.confined.borrow().1.clone()
     }
 
-    /// True if a connection of this listener belongs to a worker of the sandbox, or if only a confined listener's does.
+    /// True if new connections of the listener are for this worker. A worker of the sandbox serves confined listeners, and any other
+    /// worker serves all others.
     pub fn serves(&self, listener: &str) -> bool {
         let confined = self.confined.borrow();
         let is_confined = confined.1.iter().any(|name| &**name == listener);
