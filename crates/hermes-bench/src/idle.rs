@@ -68,11 +68,7 @@ pub(crate) fn run(options: &IdleOptions) -> Result<()> {
     let dir = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&dir)?;
     let dir = dir.canonicalize()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let entered = runtime.enter();
-    let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-    let origin = http::serve(listen(any)?, http::Version::H2, Bytes::new())?;
-    drop(entered);
+    let origin = start_origin()?;
     let mut all = Rounds::new();
     for round in 0..options.rounds {
         for name in ["hermes", "haproxy"] {
@@ -80,7 +76,7 @@ pub(crate) fn run(options: &IdleOptions) -> Result<()> {
                 let count = if is_of_streams { options.streams } else { options.connections };
                 let what = if is_of_streams { "streams" } else { "connections" };
                 eprintln!("round {} of {}: {name}: {count} {what}", round + 1, options.rounds);
-                let Some((proxy, address)) = start(options, &dir, name, origin.address())? else {
+                let Some((proxy, address)) = start(options, &dir, name, origin)? else {
                     eprintln!("!!! {name} IS LEFT OUT: it is not installed");
                     continue;
                 };
@@ -97,6 +93,19 @@ pub(crate) fn run(options: &IdleOptions) -> Result<()> {
     std::fs::write(&file, serde_json::to_string_pretty(&all)? + "\n").context(file.display().to_string())?;
     print_table(&all);
     Ok(())
+}
+
+/// Starts an origin of HTTP/2 in a thread, which ends with this process.
+fn start_origin() -> Result<SocketAddr> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+    let origin = runtime.block_on(async { http::serve(listen(any)?, http::Version::H2, Bytes::new()) })?;
+    let address = origin.address();
+    std::thread::spawn(move || {
+        runtime.block_on(std::future::pending::<()>());
+        drop(origin);
+    });
+    Ok(address)
 }
 
 fn connections(address: SocketAddr, clients: usize) -> Load {
