@@ -73,7 +73,9 @@ pub(crate) fn run(options: &IdleOptions) -> Result<()> {
     for round in 0..options.rounds {
         for name in ["hermes", "haproxy"] {
             for is_of_streams in [false, true] {
-                let count = if is_of_streams { options.streams } else { options.connections };
+                // Whole connections.
+                let most = STREAMS_OF_CONNECTION.min(options.streams).max(1);
+                let count = if is_of_streams { options.streams / most * most } else { options.connections };
                 let what = if is_of_streams { "streams" } else { "connections" };
                 eprintln!("round {} of {}: {name}: {count} {what}", round + 1, options.rounds);
                 let Some((proxy, address)) = start(options, &dir, name, origin)? else {
@@ -139,7 +141,7 @@ fn start(options: &IdleOptions, dir: &Path, name: &str, origin: SocketAddr) -> R
 
 fn hermes(address: SocketAddr, origin: SocketAddr) -> String {
     format!(
-        "node: bench\nworkers: 1\naccess-log: off\nlimits: {{connections: 20000}}\n\
+        "node: bench\nworkers: 1\naccess-log: off\nlimits: {{connections: 20000, request-memory: 2GiB}}\n\
          listeners:\n- {{name: web, bind: '{address}', protocol: http}}\n\
          routes:\n- {{name: held, match: {{path: '/drip/*'}}, upstream: origin}}\n- {{name: all, respond: {{status: 200}}}}\n\
          upstreams:\n- {{name: origin, protocol: h2, endpoints: ['{origin}']}}\n"
@@ -149,8 +151,7 @@ fn hermes(address: SocketAddr, origin: SocketAddr) -> String {
 const HAPROXY: &str = "global
   nbthread 1
   maxconn 9950
-  tune.h2.fe.max-concurrent-streams $STREAMS
-  tune.h2.be.max-concurrent-streams $STREAMS
+  tune.h2.max-concurrent-streams $STREAMS
 defaults
   mode http
   timeout connect 5s

@@ -129,8 +129,12 @@ fn contenders(options: &WorkersOptions) -> Vec<(String, Contender, String)> {
 }
 
 fn save(options: &WorkersOptions, all: &Rounds) -> Result<()> {
+    let cores = std::thread::available_parallelism()?.get();
+    let workers = loads::all().into_iter().filter(|case| all.contains_key(&case.name()));
+    let workers: BTreeMap<String, usize> =
+        workers.map(|case| (case.name(), options.workers.unwrap_or_else(|| case.workers(cores)))).collect();
     let report = serde_json::json!({
-        "workers": options.workers, "cores": std::thread::available_parallelism()?, "seconds": options.seconds,
+        "workers": workers, "cores": cores, "seconds": options.seconds,
         "settings": options.settings, "cases": all,
     });
     let file = options.out.join(&options.file);

@@ -11,8 +11,9 @@
 //!
 //! The module `engine` contains the exchanges and is pure. `service` is the handle that all workers share.
 //! `store` writes the journal. `send_window` limits the bytes in flight on a channel. `contact_plan` predicts when
-//! a link is up again.
+//! a link is up again. `channel_wait` decides what the log has of a neighbour without a channel.
 
+pub mod channel_wait;
 pub mod contact_plan;
 mod engine;
 mod journal_record;

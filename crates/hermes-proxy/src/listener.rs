@@ -385,7 +385,8 @@ fn begin_tcp(worker: &Rc<Worker>, known: &mut CurrentListener, tcp: TcpStream, s
         // Beyond the limit, the connection closes at once, so that the client can try another node.
         return;
     };
-    if !is_there {
+    // A connection may have waited here since before its listener was confined.
+    if !is_there || worker.is_confined_elsewhere(&state.listener.name) {
         guard.connection.start_drain(worker);
     }
     count_connection(worker, &guard.connection);

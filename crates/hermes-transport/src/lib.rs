@@ -20,6 +20,7 @@ pub mod log_throttle;
 pub mod max_forwards;
 pub mod metrics;
 pub mod oneshot;
+pub mod pinned;
 pub mod runtime;
 pub mod stream;
 pub mod stream_error;

@@ -77,7 +77,10 @@ const TRAFFIC: [Traffic; 4] = [
 ];
 
 /// Clients a second at which the highest load begins, the factor from one to the next, and the most steps.
-const HIGHEST: (f64, f64, u64) = (120.0, 1.25, 8);
+const HIGHEST: (f64, f64, u64) = (10.0, 1.4, 12);
+
+/// Requests of which few stop a worker.
+const SELDOM_STILL: [(&str, u32); 2] = [("burn 1000", 98), ("block 300000", 2)];
 
 /// Clients a second that stop a worker, and for how long.
 const HANGS: (f64, &str) = (1.5, "block 400000");
@@ -115,7 +118,7 @@ impl Case {
     pub(super) fn name(&self) -> String {
         match self {
             Self::Cell(traffic, load, _) => format!("{}, {load}", traffic.name),
-            Self::Hangs => "probes while workers stand still".to_owned(),
+            Self::Hangs => "new connections while workers stand still".to_owned(),
             Self::Surge => "surge on idle connections".to_owned(),
             Self::Highest => "highest load without delayed probes".to_owned(),
         }
@@ -170,7 +173,7 @@ impl Case {
             }
             Self::Highest => {
                 let (first, factor, steps) = HIGHEST;
-                let work = traffic_of(&MUCH_WORK);
+                let work = traffic_of(&SELDOM_STILL);
                 let (mut highest, mut rate) = (0.0, first);
                 for step in 0..steps {
                     let load = one(place, rate, &work, (seconds, seed + step));

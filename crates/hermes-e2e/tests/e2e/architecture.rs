@@ -204,6 +204,7 @@ const LAYERS: [(&str, &[&str]); 3] = [
             "headers",
             "metrics",
             "oneshot",
+            "pinned",
             "token_bucket",
             "log_throttle",
             "dial_guard",

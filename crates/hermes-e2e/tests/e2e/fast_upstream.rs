@@ -29,7 +29,7 @@ upstreams:
 const DOWNLOADS: usize = 3;
 const REQUESTS: usize = 60;
 /// A worker that drained one socket until it is empty would need seconds.
-const PATIENCE: Duration = Duration::from_millis(250);
+const MAX_WAIT: Duration = Duration::from_millis(250);
 
 /// A server whose responses never end, as fast as it is read.
 fn endless() -> std::net::SocketAddr {
@@ -74,7 +74,7 @@ async fn downloads_at_full_speed_leave_time_for_small_requests() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     times.sort_unstable();
-    assert!(times[REQUESTS / 2] < PATIENCE, "{times:?}");
+    assert!(times[REQUESTS / 2] < MAX_WAIT, "{times:?}");
     let sessions: serde_json::Value = serde_json::from_str(&node.ask("/sessions").await.unwrap().1).unwrap();
     let sent: Vec<u64> = sessions.as_array().unwrap().iter().filter_map(|session| session["sent"].as_u64()).collect();
     assert!(sent.iter().filter(|bytes| **bytes > 1 << 20).count() == 3 * DOWNLOADS, "{sent:?}");

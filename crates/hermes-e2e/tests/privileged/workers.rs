@@ -343,7 +343,9 @@ async fn a_slow_worker_parts_with_connections() {
     }
     let (stop, stopped) = watch::channel(false);
     let mut burning = JoinSet::new();
-    for (mut http1, _) in open.into_iter().filter(|(_, is_at_first)| *is_at_first) {
+    let at_first: Vec<_> = open.into_iter().filter(|(_, is_at_first)| *is_at_first).collect();
+    let count = at_first.len() as u64;
+    for (mut http1, _) in at_first {
         let stopped = stopped.clone();
         burning.spawn(async move {
             let mut reconnected = 0;
@@ -362,7 +364,8 @@ async fn a_slow_worker_parts_with_connections() {
     node.metric_reaches("hermes_connections_parted_total", "", 3.0).await;
     poll::until("both workers have their share", || async {
         let each = connections(&node).await;
-        each.iter().sum::<u64>() >= 10 && each[1] * 2 >= each[0]
+        // Some may be connecting.
+        each.iter().sum::<u64>() + 2 >= count && each[1] * 2 >= each[0]
     })
     .await;
     stop.send(true).unwrap();

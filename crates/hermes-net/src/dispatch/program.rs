@@ -3,7 +3,7 @@
 //! In: the shared table, and the sockets of a listener by worker; for QUIC, also the connections that have a worker. Out: instructions.
 //! The hash of the connection picks one of the workers that the scheduler selected: an idle one, as long as there is one. The program
 //! passes over a worker whose loop stands still at that moment: it reads the latest turn from the table, so nobody has to watch the
-//! workers while all of them wait. A confined listener has workers of its own. Never: a refused connection; where the program chooses
+//! workers while all of them wait. Connections of confined listeners come to the workers of the sandbox. Never: a refused connection; where the program chooses
 //! nothing, the kernel hashes.
 
 pub(super) mod quic;

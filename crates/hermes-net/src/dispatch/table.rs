@@ -64,7 +64,7 @@ struct Memory {
     pending_offset: AtomicU64,
     /// Workers that wait for events, and to which no connection was given since. The kernel takes bits away.
     idle: AtomicU64,
-    /// The workers of confined listeners, which get no other connections.
+    /// The workers that the kernel directs connections of confined listeners to, and no others.
     sandbox: AtomicU64,
     /// One bit for each program whose listener is confined to the sandbox.
     confined: AtomicU64,

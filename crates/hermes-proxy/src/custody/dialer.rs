@@ -11,7 +11,6 @@
 //! once, and logged once exchanges have waited long (`dialer/wait.rs`).
 
 mod path;
-mod wait;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -22,6 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hermes_custody::channel_wait::{LogEvent, Wait};
 use hermes_model::snapshot::UpstreamProtocol;
 use hermes_net::tcp::{AckMonitor, bound_backoff};
 use hermes_net::{Io, dial, quic, tls};
@@ -31,7 +31,6 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use self::path::Path;
-use self::wait::{LogEvent, Wait};
 use super::channel::{Channel, PATH_NAME};
 use super::link::Link;
 use crate::worker::Worker;

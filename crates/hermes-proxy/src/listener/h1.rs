@@ -27,6 +27,7 @@ use hermes_outbound::outbound::post_tunnel::PostTunnel;
 use hermes_transport::body::{Body, RequestBody, ResponseBody, TrailerSlot, channel};
 use hermes_transport::error::{Error, Side};
 use hermes_transport::headers::{self, HYPER_HEADERS};
+use hermes_transport::pinned::pinned;
 use hermes_transport::runtime::session::{Connection, Drain};
 use hermes_transport::stream::ByteStream;
 
@@ -45,7 +46,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, connection: &Rc<Connection>, mut 
         let (worker, connection, client, tunnel) = (worker.clone(), connection.clone(), client.clone(), tunnel.clone());
         let trailers = headers::takes_trailers(request.headers()).then(|| trailers.clone());
         // Boxed: hyper releases a connection only if the future of its service can be moved.
-        Box::pin(async move {
+        pinned(|| async move {
             let mut response = respond(&worker, connection, &client, request, &tunnel).await;
             let is_chunked =
                 !response.headers().contains_key(CONTENT_LENGTH) && response.body().size_hint().exact().is_none();

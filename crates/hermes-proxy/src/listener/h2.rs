@@ -29,6 +29,7 @@ use hermes_transport::body::{Body, Interim, RequestBody, ResponseBody, StreamBod
 use hermes_transport::body_writer;
 use hermes_transport::early_payload::EarlyPayload;
 use hermes_transport::error::Error;
+use hermes_transport::pinned::pinned;
 use hermes_transport::runtime::session::{Connection, Stage};
 use hermes_transport::stream::h2::{self as halves, Backlog, Window};
 use hermes_transport::stream::{ByteStream, Receiver, Sender};
@@ -220,7 +221,7 @@ async fn serve_stream(
             let wait = Wait::new(&mut to, interim, (expects && !is_connect).then(|| body.clone()));
             drop(body);
             // Boxed: a stream that only sends its response needs half the memory.
-            match wait.for_served(Box::pin(session::serve(&worker, request)).as_mut()).await {
+            match wait.for_served(pinned(|| session::serve(&worker, request)).as_mut()).await {
                 Some(served) => served,
                 None => return StreamOutcome::Cancelled,
             }

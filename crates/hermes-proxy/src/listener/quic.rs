@@ -181,8 +181,7 @@ fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, incoming: Incoming) {
         worker.shared.metrics.limit("overload");
         return incoming.ignore();
     }
-    let is_confined = worker.confined().contains(&state.listener.name);
-    if is_confined && !worker.shared.status.table.is_sandbox(worker.number) {
+    if worker.is_confined_elsewhere(&state.listener.name) {
         // The client has chosen this worker by an id: new connections of this listener come elsewhere.
         incoming.refuse();
         return;
@@ -332,7 +331,7 @@ async fn serve_connection(worker: &Rc<Worker>, connection: &Rc<Connection>, hand
         Ok((begun, trust, false)) => {
             let _ = connection.path.set(QuicPath::new(begun.quic.clone()));
             if !connection.is_of(worker, &trust, source) {
-                let reason = b"limits.connections of this node is reached";
+                let reason = b"the bound of connections of this node or listener is reached";
                 return begun.quic.close(connection::number(Code::ExcessiveLoad), reason);
             }
             let client = Client { source, trust, secure: true, uplink: None };

@@ -27,32 +27,49 @@ pub(crate) struct AcceptQueues {
 /// The most queues that are looked at in a row: an idle worker must be ready for its own connections.
 const MAX_LOOKS: usize = 16;
 
+/// What a look at the queues of others found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Connection,
+    /// Nothing so far; more queues are left.
+    NothingYet,
+    /// Nothing in any queue since the last connection.
+    Nothing,
+}
+
 /// Looks at the queues of others.
 #[derive(Default)]
 pub(crate) struct Relief {
-    /// Where the next look begins, so that each listener has its turn.
+    /// Where the next look begins, so that each queue has its turn.
     next: Cell<usize>,
+    /// Queues that were looked at since the last connection.
+    looks: Cell<usize>,
 }
 
 impl Relief {
-    /// Accepts a connection that waits for a worker whose loop stands still. Returns false if there is none.
-    pub(crate) fn relieve(&self, worker: &Rc<Worker>, queues: &[AcceptQueues]) -> bool {
+    /// Accepts a connection that waits for a worker whose loop stands still.
+    pub(crate) fn relieve(&self, worker: &Rc<Worker>, queues: &[AcceptQueues]) -> Found {
         let status = &worker.shared.status;
-        if !status.table.is_selected(worker.number) || queues.is_empty() {
-            return false;
+        if !status.table.is_selected(worker.number) {
+            return Found::Nothing;
         }
         let standing: Vec<usize> = status.standing(worker.number, now().unwrap_or_default()).collect();
-        let places = (0..queues.len()).flat_map(|step| standing.iter().map(move |standing| (step, *standing)));
-        let begin = self.next.get();
-        for (step, standing) in places.take(MAX_LOOKS) {
-            let place = (begin + step) % queues.len();
-            // The next look begins with another listener, also if something waits here.
-            self.next.set((place + 1) % queues.len());
-            if worker.serves(&queues[place].listener) && accept_one(worker, &queues[place], standing) {
-                return true;
+        let all = queues.len() * standing.len();
+        for _ in 0..all.min(MAX_LOOKS) {
+            let place = self.next.get() % all;
+            self.next.set(place + 1);
+            let (queue, standing) = (&queues[place / standing.len()], standing[place % standing.len()]);
+            if worker.serves(&queue.listener) && accept_one(worker, queue, standing) {
+                self.looks.set(0);
+                return Found::Connection;
             }
         }
-        false
+        self.looks.set(self.looks.get() + MAX_LOOKS);
+        if self.looks.get() < all {
+            return Found::NothingYet;
+        }
+        self.looks.set(0);
+        Found::Nothing
     }
 }
 

@@ -76,12 +76,25 @@ impl Dispatchers {
         }
         self.is_reported &= !is_applied;
         table.set_mode(if is_applied { mode } else { Mode::Hash });
-        let programs = bound.iter().map(|((listener, _), key)| (listener.clone(), self.listeners.bit(key)));
+        let programs = self.programs(bound);
         // Also without privileges: the kernel hashes, and idle workers help.
         workers.relieves.store(mode == Mode::Directed, Ordering::Relaxed);
         let is_directed = is_applied && mode == Mode::Directed;
         let sandbox = if is_directed { sandbox(dispatch) } else { sandbox::Settings::default() };
-        workers.sandbox.follow(table, sandbox, programs);
+        workers.sandbox.follow(table, sandbox, programs.into_iter());
+    }
+
+    /// The bits of each listener. None: one of its sockets has no bit, so that it cannot be confined.
+    fn programs(&self, bound: &HashMap<(Arc<str>, Transport), SocketKey>) -> HashMap<Arc<str>, u64> {
+        let mut programs: HashMap<Arc<str>, Option<u64>> = HashMap::new();
+        for ((listener, transport), key) in bound {
+            if matches!(transport, Transport::Tcp | Transport::Quic) {
+                let bit = Some(self.listeners.bit(key)).filter(|bit| *bit != 0);
+                let bits = programs.entry(listener.clone()).or_insert(Some(0));
+                *bits = bits.zip(bit).map(|(bits, bit)| bits | bit);
+            }
+        }
+        programs.into_iter().map(|(listener, bits)| (listener, bits.unwrap_or_default())).collect()
     }
 }
 

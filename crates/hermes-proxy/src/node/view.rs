@@ -4,7 +4,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
@@ -43,11 +42,9 @@ impl NodeView {
         self.shared.status.stand_still(None)
     }
 
-    /// True if no worker accepts connections, because of overload.
+    /// True if no worker outside the sandbox accepts connections, because of overload.
     pub fn is_stopped(&self) -> bool {
-        let table = &self.shared.status.table;
-        let ordinary = (0..self.shared.workers).filter(|worker| !table.is_sandbox(*worker)).count();
-        self.shared.stopped.load(Ordering::Relaxed) >= ordinary
+        self.shared.status.are_stopped()
     }
 
     /// Adds the admin endpoint to the addresses that guarded routes must not dial.

@@ -23,7 +23,7 @@ use super::redecide;
 use crate::custody::dialer::ChannelDialers;
 use crate::ip::Share;
 use crate::listener::quic::QuicAcceptors;
-use crate::listener::relief::{AcceptQueues, Relief};
+use crate::listener::relief::{AcceptQueues, Found, Relief};
 use crate::listener::reverse_dialer::ReverseDialers;
 use crate::listener::tun::Captures;
 use crate::listener::{Acceptor, Ending, ListeningSocket, Transport};
@@ -192,7 +192,9 @@ impl<'w> WorkerLoop<'w> {
                     Message::Query(query) => reverse_acceptor::query(worker, *query),
                 },
                 due = tick.tick() => self.tick(due),
-                () = worker.others_stand_still() => self.relieve(),
+                () = worker.others_stand_still() => if self.relieve() == Found::Nothing {
+                    worker.found_nothing();
+                },
                 () = worker.reap(), if worker.has_tasks() => {}
             }
         }
@@ -236,16 +238,14 @@ impl<'w> WorkerLoop<'w> {
             worker.services.relays.sweep(&worker.shared.metrics);
         }
         worker.sweep_pools();
-        self.relieve();
+        let _ = self.relieve();
     }
 
-    fn relieve(&self) {
+    fn relieve(&self) -> Found {
         let worker = self.worker;
         let relieves = worker.shared.status.relieves.load(Ordering::Relaxed);
         let accepts = !worker.is_draining() && !worker.overload.takes(Step::Stop);
-        if !(relieves && accepts && self.relief.relieve(worker, &self.queues)) {
-            worker.found_nothing();
-        }
+        if relieves && accepts { self.relief.relieve(worker, &self.queues) } else { Found::Nothing }
     }
 
     async fn close(&mut self, handed: bool, passages: Vec<(Arc<str>, IdleQueue)>) {

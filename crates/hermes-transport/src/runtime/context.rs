@@ -4,7 +4,7 @@
 //! buffers, and the worker's tables. Workers share only counters, health, the log and devices, so only devices take a
 //! lock for traffic. Every task belongs to the worker's task set, and ends with the worker.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::pin;
@@ -25,7 +25,7 @@ use super::Shared;
 use super::access_log::{LogSender, Records};
 use super::fair_shares::{Entries, ListenerShares, Shares};
 use super::overload::WorkerOverload;
-use super::sandbox::Tag;
+use super::sandbox::{SandboxView, Tag};
 use super::session::SessionTables;
 use super::turns::{Counted, Turns};
 use crate::token_bucket::TokenBucket;
@@ -58,9 +58,11 @@ pub struct WorkerContext {
     pub entries: Entries,
     snapshot: RefCell<CurrentSnapshot>,
     /// The tables of all listeners in the snapshot.
-    listener_shares: RefCell<HashMap<Arc<str>, (ListenerShares, Tag)>>,
-    /// The confined listeners, at the last tick.
-    confined: RefCell<(u64, Rc<[Arc<str>]>)>,
+    listener_shares: RefCell<HashMap<Arc<str>, ListenerShares>>,
+    /// The sandbox after its latest change.
+    sandbox: RefCell<SandboxView>,
+    /// The change of the sandbox that this worker has followed, and the listeners that it serves since.
+    served: RefCell<(u64, Vec<Arc<str>>)>,
     tasks: RefCell<JoinSet<()>>,
     turns: Arc<Turns>,
     icmp_errors: TokenBucket,
@@ -77,7 +79,7 @@ impl WorkerContext {
         records.set_enabled(snapshot.access_log != AccessLog::Off);
         Self {
             clock: Cell::new(shared.now()),
-            overload: WorkerOverload::new(shared.clone()),
+            overload: WorkerOverload::new(shared.clone(), turns.worker()),
             shared,
             number: turns.worker(),
             tables: SessionTables::default(),
@@ -92,7 +94,8 @@ impl WorkerContext {
             entries: Entries::default(),
             snapshot: RefCell::new(Rc::new(snapshot)),
             listener_shares: RefCell::default(),
-            confined: RefCell::new((0, Rc::from([]))),
+            sandbox: RefCell::default(),
+            served: RefCell::default(),
             tasks: RefCell::default(),
             turns,
             icmp_errors: TokenBucket::default(),
@@ -119,49 +122,51 @@ impl WorkerContext {
         self.records.set_enabled(snapshot.access_log != AccessLog::Off);
         self.records.forget_handles();
         self.snapshot.replace(Rc::new(snapshot));
-        let tagged = |(name, shares): (Arc<str>, ListenerShares)| {
-            let tag = self.shared.status.sandbox.tag(&name);
-            (name, (shares, tag))
-        };
-        self.listener_shares.replace(listener_shares.into_iter().map(tagged).collect());
+        self.listener_shares.replace(listener_shares);
     }
 
     /// Calls `act` with each table of each listener.
     pub fn each_listener_shares(&self, act: impl FnMut(&Arc<Shares>)) {
-        self.listener_shares.borrow().values().flat_map(|(of, _)| [&of.flows, &of.connections]).for_each(act);
+        self.listener_shares.borrow().values().flat_map(|of| [&of.flows, &of.connections]).for_each(act);
     }
 
     /// The table of a listener's connections.
     pub fn connections_of(&self, listener: &str) -> Option<Arc<Shares>> {
-        self.listener_shares.borrow().get(listener).map(|(of, _)| of.connections.clone())
+        self.listener_shares.borrow().get(listener).map(|of| of.connections.clone())
     }
 
-    /// The confined listeners, at the last tick.
-    pub fn confined(&self) -> Rc<[Arc<str>]> {
-        self.confined.borrow().1.clone()
+    fn sandbox(&self) -> Ref<'_, SandboxView> {
+        let sandbox = &self.shared.status.sandbox;
+        if self.sandbox.borrow().changes != sandbox.changes() {
+            self.sandbox.replace(sandbox.view());
+        }
+        self.sandbox.borrow()
+    }
+
+    /// True if the listener is confined to other workers than this one.
+    pub fn is_confined_elsewhere(&self, listener: &str) -> bool {
+        self.sandbox().is_confined(listener) && !self.shared.status.table.is_sandbox(self.number)
     }
 
     /// True if new connections of the listener are for this worker. A worker of the sandbox serves confined listeners, and any other
     /// worker serves all others.
     pub fn serves(&self, listener: &str) -> bool {
-        let confined = self.confined.borrow();
-        let is_confined = confined.1.iter().any(|name| &**name == listener);
-        is_confined == self.shared.status.table.is_sandbox(self.number)
+        self.sandbox().is_confined(listener) == self.shared.status.table.is_sandbox(self.number)
     }
 
-    /// Has clients of listeners that are confined from now on connect again, to the sandbox.
+    /// Has clients of listeners that this worker serves no longer connect again.
     fn follow_sandbox(&self) {
-        let sandbox = &self.shared.status.sandbox;
-        let changes = sandbox.changes();
-        if self.confined.borrow().0 == changes {
+        let changes = self.shared.status.sandbox.changes();
+        if self.served.borrow().0 == changes {
             return;
         }
-        let (before, now) = (self.confined(), Rc::<[Arc<str>]>::from(sandbox.confined()));
-        *self.confined.borrow_mut() = (changes, now.clone());
-        if !self.shared.status.table.is_sandbox(self.number) {
-            let added = now.iter().filter(|name| !before.contains(name));
-            added.for_each(|name| self.tables.drain_listener(self, name));
-        }
+        let snapshot = self.snapshot();
+        let names = snapshot.listeners.iter().map(|listener| &listener.name);
+        let served: Vec<Arc<str>> = names.filter(|name| self.serves(name)).cloned().collect();
+        let (_, before) = self.served.replace((changes, served));
+        let (_, served) = &*self.served.borrow();
+        let lost = before.iter().filter(|name| !served.contains(name) && snapshot.listener(name).is_some());
+        lost.for_each(|name| self.tables.drain_listener(self, name));
     }
 
     pub fn is_draining(&self) -> bool {
@@ -218,7 +223,7 @@ impl WorkerContext {
 
     /// Spawns the task of a connection of this listener, which answers for the time that the task takes.
     pub fn spawn_for(&self, listener: &Listener, task: impl Future<Output = ()> + 'static) -> AbortHandle {
-        let tag = self.listener_shares.borrow().get(&listener.name).map(|(_, tag)| *tag).unwrap_or_default();
+        let tag = self.sandbox().tag(&listener.name);
         self.tasks.borrow_mut().spawn_local(Counted::new(self.turns.clone(), tag, task))
     }
 
@@ -230,7 +235,8 @@ impl WorkerContext {
         self.tables.sweep(self);
         self.entries.tick(self);
         self.follow_sandbox();
-        self.turns.waited();
+        // A task answers for the time since this tick alone, without its waits for a core.
+        self.turns.take_waited();
         self.records.flush(self);
     }
 

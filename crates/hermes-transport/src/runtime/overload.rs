@@ -145,6 +145,8 @@ impl Ladder {
 /// The overload of one worker.
 pub struct WorkerOverload {
     shared: Arc<Shared>,
+    /// The number of the worker.
+    worker: usize,
     ladders: RefCell<[Ladder; Signal::ALL.len()]>,
     taken: Cell<[bool; Step::ALL.len()]>,
     delay: Rc<Delay>,
@@ -157,9 +159,10 @@ pub struct WorkerOverload {
 }
 
 impl WorkerOverload {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, worker: usize) -> Self {
         Self {
             shared,
+            worker,
             ladders: RefCell::default(),
             taken: Cell::default(),
             delay: Rc::default(),
@@ -296,14 +299,9 @@ impl WorkerOverload {
 
     fn combine(&self) {
         let ladders = self.ladders.borrow();
-        let had_stopped = self.takes(Step::Stop);
         self.taken.set(std::array::from_fn(|step| ladders.iter().any(|ladder| ladder.taken[step])));
         drop(ladders);
-        match (had_stopped, self.takes(Step::Stop)) {
-            (false, true) => drop(self.shared.stopped.fetch_add(1, Ordering::Relaxed)),
-            (true, false) => drop(self.shared.stopped.fetch_sub(1, Ordering::Relaxed)),
-            _ => {}
-        }
+        self.shared.status.stopped[self.worker].store(self.takes(Step::Stop), Ordering::Relaxed);
         self.changed.notify_waiters();
     }
 }
@@ -403,7 +401,7 @@ mod tests {
 
     #[test]
     fn importance_and_urgency_decide_who_is_refused() {
-        let overload = WorkerOverload::new(Arc::new(Shared::new(1)));
+        let overload = WorkerOverload::new(Arc::new(Shared::new(1)), 0);
         let headers = |priority: &str| HeaderMap::from_iter([("priority".parse().unwrap(), priority.parse().unwrap())]);
         let (none, background, urgent) = (HeaderMap::new(), headers("i, u=5"), headers("u=0"));
         let refused = |importance| [&none, &background, &urgent].map(|headers| overload.refuses(importance, headers));
@@ -418,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_slow_worker_parts_with_connections_while_others_are_faster() {
-        let overload = WorkerOverload::new(Arc::new(Shared::new(2)));
+        let overload = WorkerOverload::new(Arc::new(Shared::new(2)), 0);
         (0..2).for_each(|worker| overload.shared.status.table.row(worker).park());
         let parts = |percent, now| overload.parts(percent, 900, 0, now);
         assert!(!parts(100, 0) && !parts(100, 2900) && parts(100, 3000), "after three seconds");

@@ -2,8 +2,10 @@
 //!
 //! In: how long a task of a listener's connection held up its worker, listeners that reached their bound of connections, and the
 //! listeners of the document. Out: which listeners are confined. The kernel gives their new connections to the workers of the sandbox
-//! alone, and all other connections to the other workers. Never: a change for an open connection; it stays with its worker.
+//! alone, and all other connections to the other workers. Never: an open connection that moves. The other workers drain those of a
+//! confined listener (`context.rs`).
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -61,6 +63,8 @@ struct State {
 
 struct Known {
     name: Arc<str>,
+    /// The document has it.
+    is_there: bool,
     /// The bits of its programs. 0: the kernel does not choose its workers.
     programs: u64,
     /// The start of the window in milliseconds, and the time that was held up since.
@@ -69,18 +73,36 @@ struct Known {
     confined_until: Option<u64>,
 }
 
+/// The listeners that can be confined, as of some change.
+#[derive(Default)]
+pub(super) struct SandboxView {
+    pub(super) changes: u64,
+    /// The tag of each listener, and whether it is confined.
+    tags: HashMap<Arc<str>, (Tag, bool)>,
+}
+
+impl SandboxView {
+    /// The tag for tasks of a listener's connections.
+    pub(super) fn tag(&self, listener: &str) -> Tag {
+        self.tags.get(listener).map(|(tag, _)| *tag).unwrap_or_default()
+    }
+
+    pub(super) fn is_confined(&self, listener: &str) -> bool {
+        self.tags.get(listener).is_some_and(|(_, is_confined)| *is_confined)
+    }
+}
+
 impl Sandbox {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tag for tasks of a listener's connections.
-    pub fn tag(&self, listener: &str) -> Tag {
-        if !self.is_on.load(Ordering::Relaxed) {
-            return Tag::default();
-        }
-        let place = self.state().listeners.iter().position(|known| &*known.name == listener);
-        Tag(place.and_then(|place| u32::try_from(place + 1).ok()).unwrap_or_default())
+    /// What workers need to know of it, until the next change.
+    pub(super) fn view(&self) -> SandboxView {
+        let state = self.state();
+        let tags = state.listeners.iter().zip(1..).filter(|(known, _)| state.is_on && known.programs != 0);
+        let tags = tags.map(|(known, tag)| (known.name.clone(), (Tag(tag), known.is_confined()))).collect();
+        SandboxView { changes: self.changes(), tags }
     }
 
     /// Takes over the listeners of a document, with the bits of their programs in the kernel.
@@ -88,6 +110,7 @@ impl Sandbox {
         table.set_sandbox(settings.workers);
         let is_on = settings.workers > 0 && table.has_sandbox();
         if settings.workers > 0 && !is_on {
+            table.set_sandbox(0);
             tracing::warn!(
                 "no listener can be confined: a group has one worker alone; set `workers` or `dispatch.locality` higher"
             );
@@ -95,16 +118,25 @@ impl Sandbox {
         let mut state = self.state();
         state.settings = settings;
         state.is_on = is_on;
-        state.listeners.iter_mut().for_each(|known| known.programs = 0);
+        state.listeners.iter_mut().for_each(|known| (known.is_there, known.programs) = (false, 0));
         if state.listeners.len() >= MAX_LISTENERS {
             // Tasks of removed listeners may refer to others from now on.
             state.listeners.clear();
         }
         for (name, programs) in listeners {
             match state.listeners.iter().position(|known| known.name == name) {
-                Some(place) => state.listeners[place].programs |= programs,
+                Some(place) => {
+                    let known = &mut state.listeners[place];
+                    (known.is_there, known.programs) = (true, known.programs | programs);
+                }
                 None if state.listeners.len() < MAX_LISTENERS => {
-                    state.listeners.push(Known { name, programs, window: (0, Duration::ZERO), confined_until: None });
+                    state.listeners.push(Known {
+                        name,
+                        is_there: true,
+                        programs,
+                        window: (0, Duration::ZERO),
+                        confined_until: None,
+                    });
                 }
                 None => {}
             }
@@ -135,13 +167,13 @@ impl Sandbox {
         Some(confined)
     }
 
-    /// A listener that is not confined has no room for a connection. Returns it if that confines it.
-    pub fn is_full(&self, table: &Table, listener: &str, now: u64) -> Option<Arc<str>> {
+    /// A listener has no room for a connection. Returns it if that confines it.
+    pub fn found_full(&self, table: &Table, listener: &str, now: u64) -> Option<Arc<str>> {
         if !self.is_on.load(Ordering::Relaxed) {
             return None;
         }
         let mut state = self.state();
-        let place = state.listeners.iter().position(|known| &*known.name == listener && !known.is_confined())?;
+        let place = state.listeners.iter().position(|known| &*known.name == listener)?;
         let confined = state.confine(place, now)?;
         self.publish(&state, table);
         Some(confined)
@@ -175,6 +207,13 @@ impl Sandbox {
         let confined = state.listeners.iter().filter(|known| known.is_confined());
         table.confine(confined.fold(0, |bits, known| bits | known.programs));
         self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// The listeners of the document, and whether each is confined.
+    pub fn listeners(&self) -> Vec<(Arc<str>, bool)> {
+        let state = self.state();
+        let listeners = state.listeners.iter().filter(|known| known.is_there);
+        listeners.map(|known| (known.name.clone(), known.is_confined())).collect()
     }
 
     /// The confined listeners.
@@ -228,7 +267,7 @@ mod tests {
     #[test]
     fn a_listener_that_holds_up_workers_is_confined_for_minutes() {
         let (sandbox, table) = sandbox(&[("web", 1), ("slow", 0b110)]);
-        let slow = sandbox.tag("slow");
+        let slow = sandbox.view().tag("slow");
         assert_eq!(sandbox.held_up(&table, slow, SECOND, 1000), None);
         assert_eq!(sandbox.held_up(&table, slow, SECOND, 1000 + WINDOW_MS), None, "that was long ago");
         assert_eq!(sandbox.held_up(&table, slow, SECOND, 2000 + WINDOW_MS).as_deref(), Some("slow"));
@@ -243,23 +282,41 @@ mod tests {
     #[test]
     fn nobody_is_confined_alone() {
         let (sandbox, table) = sandbox(&[("web", 1), ("udp", 0)]);
-        assert_eq!(sandbox.held_up(&table, sandbox.tag("web"), 9 * SECOND, 0), None);
-        assert_eq!(sandbox.held_up(&table, sandbox.tag("udp"), 9 * SECOND, 0), None, "the kernel does not choose");
+        assert_eq!(sandbox.held_up(&table, sandbox.view().tag("web"), 9 * SECOND, 0), None);
+        assert_eq!(
+            sandbox.held_up(&table, sandbox.view().tag("udp"), 9 * SECOND, 0),
+            None,
+            "the kernel does not choose"
+        );
         assert_eq!(sandbox.held_up(&table, Tag::default(), 9 * SECOND, 0), None);
         let (sandbox, table) = self::sandbox(&[("web", 1), ("full", 2)]);
-        assert_eq!(sandbox.is_full(&table, "full", 0).as_deref(), Some("full"));
-        assert_eq!(sandbox.is_full(&table, "web", 0), None, "one must stay outside");
+        assert_eq!(sandbox.found_full(&table, "full", 0).as_deref(), Some("full"));
+        assert_eq!(sandbox.found_full(&table, "web", 0), None, "one must stay outside");
+    }
+
+    #[test]
+    fn a_group_of_one_worker_has_no_sandbox() {
+        let table = Table::private(5, Groups::by_destination(5, 2));
+        let sandbox = Sandbox::default();
+        let settings = Settings { workers: 1, after: SECOND };
+        sandbox.follow(
+            &table,
+            settings,
+            [("web", 1), ("slow", 2)].into_iter().map(|(name, bit)| (Arc::from(name), bit)),
+        );
+        assert!((0..5).all(|worker| !table.is_sandbox(worker)), "no worker is withheld");
+        assert_eq!(sandbox.found_full(&table, "slow", 0), None);
     }
 
     #[test]
     fn tags_outlive_a_document() {
         let (sandbox, table) = sandbox(&[("web", 1), ("slow", 2)]);
-        let slow = sandbox.tag("slow");
+        let slow = sandbox.view().tag("slow");
         let settings = Settings { workers: 1, after: SECOND };
         let listeners = [("other", 4), ("slow", 8)];
         sandbox.follow(&table, settings, listeners.iter().map(|(name, bits)| (Arc::from(*name), *bits)));
         assert_eq!(sandbox.held_up(&table, slow, SECOND, 0).as_deref(), Some("slow"));
         sandbox.follow(&table, Settings::default(), std::iter::empty());
-        assert_eq!((sandbox.tag("slow"), sandbox.confined().len()), (Tag::default(), 0), "it is off");
+        assert_eq!((sandbox.view().tag("slow"), sandbox.confined().len()), (Tag::default(), 0), "it is off");
     }
 }

@@ -49,8 +49,6 @@ pub struct Shared {
     pub something_lost: Notify,
     /// The workers that broke, and have no listeners.
     lost_workers: Mutex<Vec<usize>>,
-    /// The number of workers that accept no connection because of overload.
-    pub stopped: AtomicUsize,
     /// The number of workers that forward packets to the predecessor process.
     pub predecessors: AtomicUsize,
     /// Asks all workers, except the one with this number, to displace entries of shared tables. Set when the workers
@@ -90,7 +88,6 @@ impl Shared {
             network: watch::Sender::new(()),
             something_lost: Notify::new(),
             lost_workers: Mutex::default(),
-            stopped: AtomicUsize::new(0),
             predecessors: AtomicUsize::new(0),
             no_route: Arc::from("none"),
             connections: Arc::default(),

@@ -170,7 +170,7 @@ impl Turns {
     }
 
     /// The time that this thread has waited for a core since the last call.
-    pub(super) fn waited(&self) -> Duration {
+    pub(super) fn take_waited(&self) -> Duration {
         let Some(all) = usage::waited_for_core() else { return Duration::ZERO };
         let before = self.waited.swap(nanoseconds(all), Ordering::Relaxed);
         all.saturating_sub(Duration::from_nanos(before))
@@ -188,7 +188,7 @@ impl Turns {
         let time = now.saturating_sub(self.row().turned());
         if time >= sandbox::HELD_UP {
             // Time in which the thread did not get a core is not the listener's.
-            let time = time.saturating_sub(self.waited());
+            let time = time.saturating_sub(self.take_waited());
             if time < sandbox::HELD_UP {
                 return;
             }

@@ -30,6 +30,8 @@ pub struct Workers {
     pub turns: Vec<TurnCounts>,
     /// How long ready work of each worker waits, in microseconds.
     pub delays: Vec<AtomicU64>,
+    /// True for workers that accept no connection, because of overload.
+    pub stopped: Vec<AtomicBool>,
     /// The listeners that are confined to some of the workers.
     pub sandbox: Sandbox,
     /// True if workers without work accept connections of others (mode `directed`).
@@ -42,7 +44,8 @@ impl Workers {
         let table = Table::shared(count, groups).unwrap_or_else(|_| Table::private(count, groups));
         let turns = std::iter::repeat_with(TurnCounts::default).take(count).collect();
         let delays = std::iter::repeat_with(AtomicU64::default).take(count).collect();
-        Self { table, turns, delays, sandbox: Sandbox::default(), relieves: AtomicBool::new(false) }
+        let stopped = std::iter::repeat_with(AtomicBool::default).take(count).collect();
+        Self { table, turns, delays, stopped, sandbox: Sandbox::default(), relieves: AtomicBool::new(false) }
     }
 
     /// The status of each worker, for `/workers`.
@@ -97,6 +100,12 @@ impl Workers {
         let counts = |worker: usize| Some(worker) != but && !self.table.is_sandbox(worker);
         let mut others = self.table.statuses().enumerate().filter(|(worker, _)| counts(*worker));
         others.all(|(_, status)| stands_still(&status))
+    }
+
+    /// True if all workers outside the sandbox accept no connection, because of overload.
+    pub fn are_stopped(&self) -> bool {
+        let mut ordinary = self.stopped.iter().enumerate().filter(|(worker, _)| !self.table.is_sandbox(*worker));
+        ordinary.all(|(_, is_stopped)| is_stopped.load(Ordering::Relaxed))
     }
 
     /// How the kernel chooses a worker for a new connection.
@@ -161,8 +170,8 @@ impl Collector for Workers {
             None,
             MetricType::Gauge,
         )?;
-        for listener in self.sandbox.confined() {
-            confined.encode_family(&ListenerLabels { listener })?.encode_gauge(&1_i64)?;
+        for (listener, is_confined) in self.sandbox.listeners() {
+            confined.encode_family(&ListenerLabels { listener })?.encode_gauge(&i64::from(is_confined))?;
         }
         let mut each = |name: &str, help: &str, kind: MetricType, value: &dyn Fn(&WorkerView) -> u64| {
             let mut family = encoder.encode_descriptor(name, help, None, kind)?;

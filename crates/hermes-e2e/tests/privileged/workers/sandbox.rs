@@ -107,3 +107,33 @@ async fn a_flooded_listener_is_confined_and_others_keep_their_room() {
     assert_eq!(spread(&node, "web", 30).await[3], 0);
     node.assert_sound();
 }
+
+#[tokio::test]
+async fn a_successor_confines_listeners_too() {
+    if !needs_root("a_successor_confines_listeners_too") {
+        return;
+    }
+    let overlay = Overlay::new(hermes()).unwrap();
+    let host = Ipv4Addr::LOCALHOST;
+    let reserved = ["web", "slow", "admin"].map(|_| hermes_testkit::port::reserve(host));
+    let [web, slow, admin] = reserved;
+    let socket = overlay.dir().join("takeover.sock");
+    let library = work::library(overlay.dir()).unwrap();
+    let preload = format!("LD_PRELOAD={}", library.display());
+    let document = DOCUMENT.replacen("127.0.0.1:0", &web.to_string(), 1).replacen("127.0.0.1:0", &slow.to_string(), 1);
+    let process = |name: &str| {
+        let draft = overlay.node("node").document(&document).with("MODE", SANDBOX).called(name).admin(admin);
+        draft.by_way_of(&["env", &preload]).args(&["--takeover", socket.to_str().unwrap()]).start()
+    };
+    let first = process("first").await.unwrap();
+    let mut second = process("second").await.unwrap();
+    poll::until("the first one parts", || async { first.log().contains("another process has the listeners") }).await;
+    poll::until("the second one directs", || async { status(&second).await["dispatch"] == "directed" }).await;
+    for _ in 0..3 {
+        request(&mut connect(slow, 1).await, "block 400000").await;
+    }
+    poll::until("the listener is confined", || async { confined(&second).await == ["slow"] }).await;
+    assert_eq!(spread(&second, "slow", 30).await, [0, 0, 0, 30]);
+    assert!(first.ended().await.success());
+    second.assert_sound();
+}

@@ -258,7 +258,7 @@ impl Holder for Connection {
 
     fn displace(&self) {
         self.kill.set(
-            "displaced: limits.connections reached, and this client has the most connections, or this one was idle",
+            "displaced: the bound of connections of the node or listener is reached, and this client has the most connections, or this one was idle",
         );
     }
 }
@@ -308,7 +308,7 @@ impl ConnectionGuard {
             Some((bound, table)) => {
                 let taken = Share::take(worker, &table, owner.clone(), bound);
                 if taken.is_none() {
-                    let confined = shared.status.sandbox.is_full(&shared.status.table, &listener.name, shared.now());
+                    let confined = shared.status.sandbox.found_full(&shared.status.table, &listener.name, shared.now());
                     shared.report_confined(confined, Reason::Full);
                 }
                 Some(taken?)

@@ -19,7 +19,7 @@ const MAX_REASONS: usize = 16;
 
 /// The log state of one neighbour.
 #[derive(Debug, Default)]
-pub(crate) struct Wait {
+pub struct Wait {
     /// The time since which exchanges wait without a channel.
     since: Option<Instant>,
     reasons: Vec<Reason>,
@@ -44,7 +44,7 @@ struct ReportState {
 
 /// A log line that is due.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum LogEvent {
+pub enum LogEvent {
     /// Attempts fail for this reason.
     No(Box<str>),
     /// Attempts get no answer.
@@ -63,7 +63,7 @@ impl ReportState {
 
 impl Wait {
     /// Notes a failed attempt. True if it is the first one for this reason since the last channel.
-    pub(crate) fn failed(&mut self, why: &str) -> bool {
+    pub fn failed(&mut self, why: &str) -> bool {
         if let Some(reason) = self.reasons.iter_mut().find(|reason| *reason.why == *why) {
             return !std::mem::replace(&mut reason.is_current, true);
         }
@@ -75,7 +75,7 @@ impl Wait {
     }
 
     /// Notes a refusal by a neighbour that answered, which may be temporary. True if a line is due.
-    pub(crate) fn refused(&mut self, why: &str, now: Instant) -> bool {
+    pub fn refused(&mut self, why: &str, now: Instant) -> bool {
         self.failed(why);
         let reason = self.reasons.iter_mut().find(|reason| *reason.why == *why);
         let due = reason.filter(|reason| reason.told.may_be(now));
@@ -83,7 +83,7 @@ impl Wait {
     }
 
     /// The line that is due now, for this number of waiting exchanges.
-    pub(crate) fn due(&mut self, now: Instant, exchanges: usize) -> Option<LogEvent> {
+    pub fn due(&mut self, now: Instant, exchanges: usize) -> Option<LogEvent> {
         let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
         if exchanges == 0 || waited < FIRST_LOG_AFTER {
             return None;
@@ -101,12 +101,12 @@ impl Wait {
     }
 
     /// Notes that no exchange waits.
-    pub(crate) fn unwanted(&mut self) {
+    pub fn unwanted(&mut self) {
         self.since = None;
     }
 
     /// Notes that there is a channel. True if its absence was logged.
-    pub(crate) fn up(&mut self) -> bool {
+    pub fn up(&mut self) -> bool {
         self.since = None;
         let mut was_told = std::mem::take(&mut self.silence.is_told);
         for reason in &mut self.reasons {
