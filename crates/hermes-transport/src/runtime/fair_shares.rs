@@ -46,6 +46,11 @@ pub struct Shares {
 }
 
 impl Shares {
+    /// The number of entries.
+    pub fn count(&self) -> usize {
+        self.ledger().total()
+    }
+
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -167,7 +167,7 @@ impl Sandbox {
         Some(confined)
     }
 
-    /// A listener has no room for a connection. Returns it if that confines it.
+    /// A connection came to a listener with as many as it may have. Returns the listener if that confines it.
     pub fn found_full(&self, table: &Table, listener: &str, now: u64) -> Option<Arc<str>> {
         if !self.is_on.load(Ordering::Relaxed) {
             return None;

@@ -133,6 +133,7 @@ async fn a_successor_confines_listeners_too() {
         request(&mut connect(slow, 1).await, "block 400000").await;
     }
     poll::until("the listener is confined", || async { confined(&second).await == ["slow"] }).await;
+    poll::until("all clients are gone", || async { connections(&second).await == [0; WORKERS] }).await;
     assert_eq!(spread(&second, "slow", 30).await, [0, 0, 0, 30]);
     assert!(first.ended().await.success());
     second.assert_sound();

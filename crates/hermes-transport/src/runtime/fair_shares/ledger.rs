@@ -197,6 +197,11 @@ impl Ledger {
         self.owners.iter().filter(|(_, held)| held.unclaimed > 0).map(|(owner, _)| owner.clone()).collect()
     }
 
+    /// Returns the number of all entries.
+    pub fn total(&self) -> usize {
+        self.total
+    }
+
     /// Returns the number of entries of an owner, without owed ones.
     pub fn entries(&self, owner: &Owner) -> usize {
         self.owners.get(owner).map_or(0, |held| held.entries)

@@ -306,12 +306,12 @@ impl ConnectionGuard {
             if may_authenticate { Owner::unproven(source.ip()) } else { Owner::of_connection(trust, source.ip()) };
         let share_of_listener = match bound_of(&listener).zip(worker.connections_of(&listener.name)) {
             Some((bound, table)) => {
-                let taken = Share::take(worker, &table, owner.clone(), bound);
-                if taken.is_none() {
+                // A full table displaces others, so that it may well take this one.
+                if table.count() >= bound.limit {
                     let confined = shared.status.sandbox.found_full(&shared.status.table, &listener.name, shared.now());
                     shared.report_confined(confined, Reason::Full);
                 }
-                Some(taken?)
+                Some(Share::take(worker, &table, owner.clone(), bound)?)
             }
             None => None,
         };
