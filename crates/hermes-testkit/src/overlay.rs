@@ -240,11 +240,15 @@ fn filled<'v>(text: &str, values: impl Iterator<Item = (&'v str, String)>) -> St
     values.iter().fold(text.to_owned(), |text, (name, value)| text.replace(&format!("${name}"), value))
 }
 
+/// Beside other tests, work of a node waits for a core. A test that does not ask for overload must not be refused for that.
+const PATIENT: &str = "overload: {delay: {limit: 60s}}\n";
+
 /// Writes atomically: the node that watches the file must not read half of it.
 fn write(config: &Path, prelude: &str, text: &str) -> Result<()> {
     let next = config.with_extension("next");
     let what = || format!("writing {}", config.display());
-    fs::write(&next, format!("{prelude}{text}")).map_err(Error::io(what()))?;
+    let overload = if text.contains("\noverload:") { "" } else { PATIENT };
+    fs::write(&next, format!("{prelude}{text}\n{overload}")).map_err(Error::io(what()))?;
     fs::rename(&next, config).map_err(Error::io(what()))
 }
 

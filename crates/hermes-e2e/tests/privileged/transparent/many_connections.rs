@@ -34,8 +34,6 @@ const SPLIT: &str = "
 workers: 2
 access-log: /dev/null
 limits: {held-syns: 5000, connections: 9000}
-# Beside other tests, ten thousand connections wait long. None of them may be refused for that.
-overload: {delay: {limit: 60s}}
 listeners:
 - {name: pep, protocol: transparent, capture: ['0.0.0.0/0'], ports: [8000]}
 routes:
