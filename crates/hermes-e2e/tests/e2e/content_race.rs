@@ -200,7 +200,11 @@ async fn the_winner_is_kept() {
     get(&node, "a.ndn.example", "/org/ndn-stops/v=1").await;
     while requests.try_recv().is_ok() {}
     let mut fastest = Duration::MAX;
-    for number in 2..7 {
+    // On a busy machine, one of many is quick; with the head start, none is.
+    for number in 2..40 {
+        if fastest < Duration::from_millis(250) {
+            break;
+        }
         let begun = Instant::now();
         get(&node, "a.ndn.example", &format!("/org/dark/v={number}")).await;
         fastest = fastest.min(begun.elapsed());
