@@ -56,7 +56,8 @@ def inlined(binary: str, addresses: list[str]) -> dict[str, str]:
         if line.startswith("0x"):
             current = hex(int(line, 16))
             names[current] = ""
-        else:
+        elif "Counted" not in line:
+            # All that a task does may be inlined into the wrapper that counts it, which is not the cost of counting.
             names[current] += " " + line
     return names
 
@@ -76,7 +77,8 @@ def shares(binary: str, recorded: Path) -> dict[str, float]:
     names = inlined(binary, sorted(set(own.values())))
     parts: collections.Counter[str] = collections.Counter()
     for (ip, symbol, _), count in samples.items():
-        name = symbol + names.get(own.get(ip, ""), "")
+        # The kernel's symbols are the only names of its addresses.
+        name = names.get(own[ip], symbol) if ip in own else symbol
         part = next((part for part, words in PARTS.items() if any(word in name for word in words)), "rest")
         parts[part] += count
     total = sum(parts.values())

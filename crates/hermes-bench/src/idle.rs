@@ -47,7 +47,7 @@ pub(crate) struct IdleOptions {
 
 const AUTHORITY: &str = "web.bench";
 const STREAMS_OF_CONNECTION: usize = 1000;
-/// Its response begins, and goes on after ten minutes.
+/// The origin sends the first byte of this response at once, and the second one ten minutes later.
 const HELD: &str = "/drip/2/1/600000";
 /// The active clients, and how long they are measured, in milliseconds.
 const ACTIVE: (usize, u64, u64) = (32, 500, 3000);

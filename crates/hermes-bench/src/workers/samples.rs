@@ -48,7 +48,7 @@ pub(super) fn take(
             look.insert("conn_sd", deviation(&connections));
             let most = connections.iter().copied().fold(0.0, f64::max);
             look.insert("conn_max", most);
-            // What the clients lose if that worker breaks.
+            // The share of connections that end if this worker breaks.
             look.insert("conn_max_share", most / connections.iter().sum::<f64>().max(1.0));
             look.insert("selected", workers.iter().filter(|worker| worker["selected"] == true).count() as f64);
             let selections: f64 = each("selections").iter().sum();

@@ -27,7 +27,7 @@ pub(crate) struct AcceptQueues {
 /// The most queues that are looked at in a row: an idle worker must be ready for its own connections.
 const MAX_LOOKS: usize = 16;
 
-/// What a look at the queues of others found.
+/// The result of a search in the accept queues of other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Connection,
@@ -40,7 +40,7 @@ pub(crate) enum Found {
 /// Looks at the queues of others.
 #[derive(Default)]
 pub(crate) struct Relief {
-    /// Where the next look begins, so that each queue has its turn.
+    /// The index at which the next search begins, so that each queue has its turn.
     next: Cell<usize>,
     /// Queues that were looked at since the last connection.
     looks: Cell<usize>,

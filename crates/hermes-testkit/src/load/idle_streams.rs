@@ -57,7 +57,7 @@ pub(super) async fn run(load: &Load) -> Result<Outcome> {
     for mut body in held {
         loop {
             match body.data().now_or_never() {
-                // It goes on.
+                // The response is still open.
                 None => break,
                 Some(Some(Ok(_))) => {}
                 Some(Some(Err(error))) => {

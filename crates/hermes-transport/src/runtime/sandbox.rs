@@ -97,7 +97,7 @@ impl Sandbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What workers need to know of it, until the next change.
+    /// Returns the tags and the confined listeners, as of the latest change.
     pub(super) fn view(&self) -> SandboxView {
         let state = self.state();
         let tags = state.listeners.iter().zip(1..).filter(|(known, _)| state.is_on && known.programs != 0);
