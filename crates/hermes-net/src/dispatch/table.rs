@@ -16,6 +16,8 @@ use super::scheduler::{Parameters, Selection, Status, select};
 
 /// The most workers of a group: those that a selection of 64 bits has room for.
 pub const MAX_WORKERS: usize = 64;
+/// The most workers of a group that counts as small.
+const FEW_WORKERS: usize = 8;
 
 /// Offsets of the fields that the program reads, in bytes.
 pub(super) mod offset {
@@ -41,7 +43,11 @@ pub(super) mod offset {
 struct Row {
     turned: AtomicU64,
     parked: AtomicU64,
-    pending: AtomicU64,
+    /// Wakes of tasks by the worker's own thread, by other threads, and those of both that have ended. Three numbers, so that the
+    /// worker needs no atomic addition for what it does itself.
+    woken_here: AtomicU64,
+    woken_elsewhere: AtomicU64,
+    ended: AtomicU64,
     connections: AtomicU64,
     sessions: AtomicU64,
 }
@@ -114,11 +120,26 @@ impl Row {
         Status {
             turned: Duration::from_nanos(self.turned.load(Relaxed)),
             is_parked: self.parked.load(Relaxed) != 0,
-            pending: self.pending.load(Relaxed),
+            pending: self.pending(),
             connections: self.connections.load(Relaxed),
             sessions: self.sessions.load(Relaxed),
         }
     }
+}
+
+impl Row {
+    fn pending(&self) -> u64 {
+        // The end first. A wake that comes between two of these loads is one too many, and never one too few.
+        let ended = self.ended.load(Relaxed);
+        let woken = self.woken_here.load(Relaxed).wrapping_add(self.woken_elsewhere.load(Relaxed));
+        // The end of a wake by another thread may be counted before that thread counts the wake.
+        u64::try_from(woken.wrapping_sub(ended).cast_signed()).unwrap_or_default()
+    }
+}
+
+/// Adds to a number that one thread alone writes, which takes no atomic addition.
+fn add(number: &AtomicU64) {
+    number.store(number.load(Relaxed).wrapping_add(1), Relaxed);
 }
 
 /// How workers form groups. A connection is hashed to a group; its worker is one of that group.
@@ -215,6 +236,10 @@ impl Table {
 
     /// The group of a worker, and the worker's number within it.
     fn group_of(&self, worker: usize) -> (&Memory, usize) {
+        if let [group] = self.memory() {
+            // Without a division: this is asked at each turn.
+            return (group, worker);
+        }
         let number = (worker / self.groups.size).min(self.groups.count - 1);
         (&self.memory()[number], worker % self.groups.size)
     }
@@ -287,8 +312,18 @@ impl Table {
     /// Selects workers in the group of this one by their status, and publishes the selection.
     pub fn schedule(&self, worker: usize, now: Duration) {
         let (group, _) = self.group_of(worker);
-        let mut statuses = [Status::default(); MAX_WORKERS];
         let count = usize::try_from(group.workers.load(Relaxed)).unwrap_or_default().min(MAX_WORKERS);
+        // Most groups are small, and this runs at each turn.
+        if count <= FEW_WORKERS {
+            Self::schedule_group::<FEW_WORKERS>(group, count, now);
+        } else {
+            Self::schedule_group::<MAX_WORKERS>(group, count, now);
+        }
+    }
+
+    /// Selects workers in a group of at most `MOST`.
+    fn schedule_group<const MOST: usize>(group: &Memory, count: usize, now: Duration) {
+        let mut statuses = [Status::default(); MOST];
         for (place, row) in statuses.iter_mut().zip(&group.rows[..count]) {
             *place = row.status();
         }
@@ -368,14 +403,19 @@ impl WorkerRow<'_> {
         }
     }
 
-    /// A task is woken, by any thread.
-    pub fn add_pending(&self) {
-        self.row.pending.fetch_add(1, Relaxed);
+    /// A task is woken by the worker's own thread.
+    pub fn woken_here(&self) {
+        add(&self.row.woken_here);
     }
 
-    /// A woken task is polled, or has ended.
+    /// A task is woken by another thread.
+    pub fn woken_elsewhere(&self) {
+        self.row.woken_elsewhere.fetch_add(1, Relaxed);
+    }
+
+    /// A woken task is polled, or has ended: the worker's own thread does both.
     pub fn end_pending(&self) {
-        self.row.pending.fetch_sub(1, Relaxed);
+        add(&self.row.ended);
     }
 
     /// Sets the numbers of open connections and sessions.

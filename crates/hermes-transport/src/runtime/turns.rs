@@ -6,6 +6,7 @@
 //! A turn is everything between two waits for events. A busy loop never waits, so the tasks themselves report that it turns. The
 //! runtime does not tell how many tasks wait to be polled. Each task is therefore wrapped: it counts from its wake until its poll.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -72,8 +73,18 @@ pub struct TurnCounts {
     pub selections: AtomicU64,
 }
 
+/// The next number for `Turns`.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+thread_local! {
+    /// The number of this thread's `Turns`. 0: its loop has not turned, or there is none.
+    static OWN: Cell<u64> = const { Cell::new(0) };
+}
+
 /// The turns of one worker.
 pub struct Turns {
+    /// Different for each value in this process.
+    number: u64,
     shared: Arc<Shared>,
     worker: usize,
     /// Polls since the turn began.
@@ -96,6 +107,7 @@ impl Turns {
     pub fn new(shared: Arc<Shared>, worker: usize) -> Arc<Self> {
         let zero = AtomicU64::default;
         let this = Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             shared,
             worker,
             polls: zero(),
@@ -122,10 +134,16 @@ impl Turns {
 
     /// The loop has got events. Called by its thread.
     pub fn begin(&self) {
+        OWN.set(self.number);
         let now = now();
         self.row().unpark(now);
         self.began.store(nanoseconds(now), Ordering::Relaxed);
         self.polls.store(0, Ordering::Relaxed);
+    }
+
+    /// True if this thread runs the loop.
+    fn is_here(&self) -> bool {
+        OWN.get() == self.number
     }
 
     /// The loop is going to wait for events. Called by its thread.
@@ -161,10 +179,15 @@ impl Turns {
     pub(super) fn polled(&self, tag: Tag) {
         let polls = self.polls.load(Ordering::Relaxed) + 1;
         self.polls.store(polls, Ordering::Relaxed);
+        if polls == 1 {
+            // The turn has just begun, at a time that is known.
+            self.polled.store(tag.0, Ordering::Relaxed);
+            return;
+        }
         let now = now();
         self.look_at_task(now, tag);
         self.row().turn(now);
-        if nanoseconds(now).saturating_sub(self.selected.load(Ordering::Relaxed)) >= nanoseconds(SELECTION_INTERVAL) {
+        if nanoseconds(now).saturating_sub(self.looked()) >= nanoseconds(SELECTION_INTERVAL) {
             self.select(now);
         }
     }
@@ -198,10 +221,14 @@ impl Turns {
         }
     }
 
+    /// The time of the last selection or of the begin of this turn, whichever is later.
+    fn looked(&self) -> u64 {
+        self.selected.load(Ordering::Relaxed).max(self.began.load(Ordering::Relaxed))
+    }
+
     /// Reports that all workers stood still. The first of them to go on is the one that can tell.
     fn look_back(&self, now: Duration) {
-        let since = self.selected.load(Ordering::Relaxed).max(self.began.load(Ordering::Relaxed));
-        let stood_still = nanoseconds(now).saturating_sub(since) >= nanoseconds(STANDSTILL);
+        let stood_still = nanoseconds(now).saturating_sub(self.looked()) >= nanoseconds(STANDSTILL);
         if !stood_still || !self.shared.status.stand_still(Some(self.worker)) {
             return;
         }
@@ -252,8 +279,8 @@ pin_project_lite::pin_project! {
 impl<F> Counted<F> {
     /// Wraps a task that is about to be spawned, which wakes it. `tag`: its listener.
     pub(super) fn new(turns: Arc<Turns>, tag: Tag, task: F) -> Self {
-        turns.row().add_pending();
-        let wakes = Arc::new(Wakes { turns, state: AtomicU8::new(WOKEN), task: OnceLock::new() });
+        let wakes = Arc::new(Wakes { turns, here: asleep(), elsewhere: asleep(), task: OnceLock::new() });
+        wakes.count();
         Self { task, waker: wakes.clone().into(), wakes, tag }
     }
 }
@@ -275,26 +302,53 @@ const ASLEEP: u8 = 0;
 const WOKEN: u8 = 1;
 const ENDED: u8 = 2;
 
-/// The wakes of a task.
+fn asleep() -> AtomicU8 {
+    AtomicU8::new(ASLEEP)
+}
+
+/// The wakes of a task. Others may hold wakers of a task that has ended: those count no more.
 struct Wakes {
     turns: Arc<Turns>,
-    /// Others may hold wakers of a task that has ended: those count no more.
-    state: AtomicU8,
+    /// Whether the worker's own thread has woken it. That thread alone reads and writes here, so it needs no atomic exchange.
+    here: AtomicU8,
+    /// Whether another thread has woken it.
+    elsewhere: AtomicU8,
     /// The waker of the runtime, which is the same for the whole life of a spawned task. Empty before the first poll.
     task: OnceLock<Waker>,
 }
 
 impl Wakes {
+    /// Counts a wake, unless the task is woken already.
+    fn count(&self) {
+        let (here, elsewhere) = (self.here.load(Ordering::Relaxed), self.elsewhere.load(Ordering::Relaxed));
+        if (here, elsewhere) != (ASLEEP, ASLEEP) {
+            return;
+        }
+        if self.turns.is_here() {
+            self.here.store(WOKEN, Ordering::Relaxed);
+            self.turns.row().woken_here();
+        } else if self.elsewhere.compare_exchange(ASLEEP, WOKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.turns.row().woken_elsewhere();
+        }
+    }
+
+    /// The task is about to be polled. Called by the worker's own thread, as `end`.
     fn poll(&self) {
-        if self.state.swap(ASLEEP, Ordering::AcqRel) == WOKEN {
+        if self.here.load(Ordering::Relaxed) == WOKEN {
+            self.here.store(ASLEEP, Ordering::Relaxed);
+            self.turns.row().end_pending();
+        }
+        // No other thread changes `WOKEN`, so a load and a store are enough.
+        if self.elsewhere.load(Ordering::Relaxed) == WOKEN {
+            self.elsewhere.store(ASLEEP, Ordering::Relaxed);
             self.turns.row().end_pending();
         }
     }
 
     fn end(&self) {
-        if self.state.swap(ENDED, Ordering::AcqRel) == WOKEN {
-            self.turns.row().end_pending();
-        }
+        let here = self.here.swap(ENDED, Ordering::Relaxed);
+        let elsewhere = self.elsewhere.swap(ENDED, Ordering::Relaxed);
+        [here, elsewhere].into_iter().filter(|state| *state == WOKEN).for_each(|_| self.turns.row().end_pending());
     }
 }
 
@@ -304,13 +358,7 @@ impl Wake for Wakes {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Counted first: the poll that ends it may come at once.
-        if self.state.load(Ordering::Relaxed) == ASLEEP {
-            self.turns.row().add_pending();
-            if self.state.compare_exchange(ASLEEP, WOKEN, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                self.turns.row().end_pending();
-            }
-        }
+        self.count();
         if let Some(task) = self.task.get() {
             task.wake_by_ref();
         }
@@ -360,6 +408,12 @@ mod tests {
         waker.wake_by_ref();
         assert_eq!(pending(&turns), 1, "two wakes, one poll");
         assert!(poll(task.as_mut()));
+        std::thread::scope(|threads| threads.spawn(|| waker.wake_by_ref()).join().unwrap());
+        assert_eq!(pending(&turns), 1, "another thread woke it");
+        waker.wake_by_ref();
+        assert_eq!(pending(&turns), 1, "it is woken already");
+        assert!(poll(task.as_mut()));
+        assert_eq!(pending(&turns), 0);
         waker.wake_by_ref();
         assert_eq!(pending(&turns), 1);
         drop(task);
