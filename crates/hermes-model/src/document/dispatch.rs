@@ -10,80 +10,45 @@ use crate::scalar::HumanDuration;
 use crate::snapshot::DispatchMode;
 
 /// A mode, or a mode with settings: both `dispatch: directed` and `dispatch: {mode: directed, hung-after: 50ms}` are valid.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+// `remote` derives functions for the map alone. The traits below call them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(remote = "Self", deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DispatchSection {
     /// How a worker is chosen.
+    #[serde(default)]
     pub mode: DispatchMode,
     /// Time without a turn of its loop after which a worker gets no connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hung_after: Option<HumanDuration>,
     /// How many connections a session counts for, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_weight: Option<u16>,
     /// How far above the average of connections a worker may be, in percent of the average.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections_offset: Option<u16>,
     /// The same for pending tasks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pending_offset: Option<u16>,
     /// Number of workers that share the connections to a destination.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locality: Option<u16>,
     /// Whether each worker stays on a core of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<bool>,
     /// Number of workers for listeners that hold up the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_workers: Option<u16>,
     /// Time that a listener may hold up its workers within ten seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_after: Option<HumanDuration>,
-}
-
-/// The section as a map.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Whole {
-    #[serde(default)]
-    mode: DispatchMode,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    hung_after: Option<HumanDuration>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    session_weight: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    connections_offset: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pending_offset: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    locality: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pin: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    sandbox_workers: Option<u16>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    sandbox_after: Option<HumanDuration>,
 }
 
 impl Serialize for DispatchSection {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self {
-            mode,
-            hung_after,
-            session_weight,
-            connections_offset,
-            pending_offset,
-            locality,
-            pin,
-            sandbox_workers,
-            sandbox_after,
-        } = *self;
-        if *self == (Self { mode, ..Self::default() }) {
-            return mode.serialize(serializer);
+        if *self == (Self { mode: self.mode, ..Self::default() }) {
+            return self.mode.serialize(serializer);
         }
-        Whole {
-            mode,
-            hung_after,
-            session_weight,
-            connections_offset,
-            pending_offset,
-            locality,
-            pin,
-            sandbox_workers,
-            sandbox_after,
-        }
-        .serialize(serializer)
+        Self::serialize(self, serializer)
     }
 }
 
@@ -108,28 +73,6 @@ impl<'de> Visitor<'de> for DispatchVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<DispatchSection, A::Error> {
-        let whole = Whole::deserialize(MapAccessDeserializer::new(map))?;
-        let Whole {
-            mode,
-            hung_after,
-            session_weight,
-            connections_offset,
-            pending_offset,
-            locality,
-            pin,
-            sandbox_workers,
-            sandbox_after,
-        } = whole;
-        Ok(DispatchSection {
-            mode,
-            hung_after,
-            session_weight,
-            connections_offset,
-            pending_offset,
-            locality,
-            pin,
-            sandbox_workers,
-            sandbox_after,
-        })
+        DispatchSection::deserialize(MapAccessDeserializer::new(map))
     }
 }
