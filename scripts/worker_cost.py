@@ -3,8 +3,8 @@
 
 In: release binaries with line tables, and `perf`, as root. Out, as JSON: the share of CPU time that a node spends on the counters of its
 workers, on the scheduler with its updates of the map, and on the program in the kernel, under light and heavy load. A sample counts
-for a part if any function at its address belongs to it, inlined or not. Never: a comparison of two runs, which differ by more than the
-cost.
+for a part if any function at its address belongs to it, inlined or not. All that reads the clock counts for the counters. Never: a
+comparison of two runs, which differ by more than the cost.
 """
 
 import collections
@@ -19,6 +19,9 @@ PORT, LISTENERS, SECONDS = 9600, 16, 8
 # Clients a second and requests of each: short connections make the most choices, and lasting ones the most turns.
 LOADS = {"light": (1500, 1, 0), "heavy": (4500, 1, 0), "heavy, lasting connections": (300, 40, 100)}
 # The first part of which the name has a word counts.
+# Wrappers of whole tasks: all that a task does may be inlined into them, and the runtime's functions have them as type parameters.
+# Neither is the cost of counting.
+WRAPPERS = ("Counted", "turns::reported")
 PARTS = {
     "scheduler": ("dispatch::scheduler", "Table::schedule", "Turns::select", "Memory::publish"),
     "counters": ("runtime::turns", "dispatch::table", "clock_gettime"),
@@ -56,8 +59,7 @@ def inlined(binary: str, addresses: list[str]) -> dict[str, str]:
         if line.startswith("0x"):
             current = hex(int(line, 16))
             names[current] = ""
-        elif "Counted" not in line:
-            # All that a task does may be inlined into the wrapper that counts it, which is not the cost of counting.
+        elif not any(wrapper in line for wrapper in WRAPPERS):
             names[current] += " " + line
     return names
 

@@ -321,9 +321,9 @@ impl Table {
         }
     }
 
-    /// Selects workers in a group of at most `MOST`.
-    fn schedule_group<const MOST: usize>(group: &Memory, count: usize, now: Duration) {
-        let mut statuses = [Status::default(); MOST];
+    /// Selects workers in a group of at most `MAX`.
+    fn schedule_group<const MAX: usize>(group: &Memory, count: usize, now: Duration) {
+        let mut statuses = [Status::default(); MAX];
         for (place, row) in statuses.iter_mut().zip(&group.rows[..count]) {
             *place = row.status();
         }
