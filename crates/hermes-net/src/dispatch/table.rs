@@ -43,10 +43,11 @@ pub(super) mod offset {
 struct Row {
     turned: AtomicU64,
     parked: AtomicU64,
-    /// Wakes of tasks by the worker's own thread, by other threads, and those of both that have ended. Three numbers, so that the
-    /// worker needs no atomic addition for what it does itself.
+    /// Wakes of tasks by the worker's own thread. It alone writes here and to `ended`, which takes no atomic addition.
     woken_here: AtomicU64,
+    /// Wakes of tasks by other threads.
     woken_elsewhere: AtomicU64,
+    /// Wakes of both kinds whose task was polled or has ended.
     ended: AtomicU64,
     connections: AtomicU64,
     sessions: AtomicU64,

@@ -83,7 +83,7 @@ thread_local! {
 
 /// The turns of one worker.
 pub struct Turns {
-    /// Different for each value in this process.
+    /// Different for each `Turns` of this process.
     number: u64,
     shared: Arc<Shared>,
     worker: usize,
@@ -221,7 +221,7 @@ impl Turns {
         }
     }
 
-    /// The time of the last selection or of the begin of this turn, whichever is later.
+    /// The time of the last selection or of the beginning of this turn, whichever is later.
     fn looked(&self) -> u64 {
         self.selected.load(Ordering::Relaxed).max(self.began.load(Ordering::Relaxed))
     }
@@ -309,7 +309,7 @@ fn asleep() -> AtomicU8 {
 /// The wakes of a task. Others may hold wakers of a task that has ended: those count no more.
 struct Wakes {
     turns: Arc<Turns>,
-    /// Whether the worker's own thread has woken it. That thread alone reads and writes here, so it needs no atomic exchange.
+    /// Whether the worker's own thread has woken it. That thread alone writes here, so it needs no atomic exchange.
     here: AtomicU8,
     /// Whether another thread has woken it.
     elsewhere: AtomicU8,
