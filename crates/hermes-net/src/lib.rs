@@ -8,6 +8,7 @@ pub mod allocator;
 pub mod backoff;
 pub mod client_address;
 pub mod dial;
+pub mod directory;
 pub mod dispatch;
 pub mod fd_passing;
 pub mod file;

@@ -4,28 +4,25 @@
 //! and secret mounts replace files. If a path contains symbolic links, each of them may be replaced. Only content
 //! counts: an event without a difference is ignored. A replaced directory is watched anew. A slow poll finds changes
 //! without an event, such as those of a parent directory. A file that is still being written is not read, as far as
-//! the system reports writers.
+//! the system reports writers. Never: an event for each write, since the access log may lie in a watched directory.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
-use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
-use tokio::sync::Notify;
+use hermes_net::directory::{DirectoryEvents, Event, Watched};
 use tokio::time::Instant;
 
 use crate::document::MAX_DOCUMENT;
 
 /// The pause after the last event, so that files that change together (a certificate and its key) are read together.
 const SETTLE: Duration = Duration::from_millis(4);
-/// The pause after the last write to a file that is still open for writing.
+/// The pause after a poll has found a change, since it does not tell whether the writer has ended.
 const UNCLOSED: Duration = Duration::from_millis(50);
-/// The longest wait for a file that is written continuously.
+/// The longest wait for events to end, and for a new file to be closed.
 const AT_LATEST: Duration = Duration::from_millis(500);
 /// The interval between two polls, which look only at attributes of files and directories.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -36,12 +33,14 @@ const MAX_LINKS: usize = 40;
 
 /// Watches a document and the files that it names.
 pub(crate) struct Watch {
-    watcher: RecommendedWatcher,
-    events: Arc<Events>,
-    /// The watched directories, with their identity at that time.
-    directories: HashMap<PathBuf, Stamp>,
+    events: DirectoryEvents,
+    directories: HashMap<PathBuf, WatchedDirectory>,
     /// The directories that cannot be watched at the moment; `None`: missing.
     unwatched: HashMap<PathBuf, Option<Stamp>>,
+    /// Directory entries whose change matters.
+    entries: HashSet<PathBuf>,
+    /// Those that were created and not closed yet.
+    unclosed: HashSet<PathBuf>,
     seen: HashMap<PathBuf, Option<Vec<u8>>>,
     /// The stamps of the files in `seen` at the last poll.
     stamps: HashMap<PathBuf, Option<Stamp>>,
@@ -49,6 +48,12 @@ pub(crate) struct Watch {
     document: PathBuf,
     /// When to read the files. Stored here so that a cancelled wait does not lose the change.
     due: Option<Due>,
+}
+
+struct WatchedDirectory {
+    /// Its identity when the watch began.
+    stamp: Stamp,
+    watch: Watched,
 }
 
 /// Distinguishes a file or directory from its replacement, and a file from its earlier content. For a directory only
@@ -75,58 +80,6 @@ struct Due {
     at: Instant,
 }
 
-/// The events since the files were last read.
-#[derive(Default)]
-struct Events {
-    arrived: Notify,
-    told: Mutex<Told>,
-}
-
-#[derive(Default)]
-struct Told {
-    /// Directory entries whose change matters.
-    entries: HashSet<PathBuf>,
-    /// The directories of these files.
-    directories: HashSet<PathBuf>,
-    /// The files that were written to and not closed yet.
-    writing: HashSet<PathBuf>,
-    any: bool,
-}
-
-impl Events {
-    fn state(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn record(&self, event: notify::Event) {
-        let is_written = matches!(event.kind, EventKind::Modify(ModifyKind::Data(_)));
-        let is_closed = matches!(event.kind, EventKind::Access(AccessKind::Close(AccessMode::Write)));
-        if event.kind.is_access() && !is_closed {
-            return;
-        }
-        let mut told = self.state();
-        let overflowed = event.need_rescan();
-        for path in event.paths {
-            if !told.entries.contains(&path) {
-                // A directory that is moved or removed loses its watch.
-                let goes = event.kind.is_remove() || matches!(event.kind, EventKind::Modify(ModifyKind::Name(_)));
-                told.any |= goes && told.directories.contains(&path);
-                continue;
-            }
-            told.any = true;
-            if is_written {
-                told.writing.insert(path);
-            } else {
-                told.writing.remove(&path);
-            }
-        }
-        told.any |= overflowed;
-        if told.any {
-            self.arrived.notify_one();
-        }
-    }
-}
-
 impl Watch {
     /// True if this document is the watched file, so that a person writes it.
     pub(crate) fn is_of(&self, document: &Path) -> bool {
@@ -135,20 +88,14 @@ impl Watch {
 
     /// Watches a document.
     pub(crate) fn new(document: &Path) -> anyhow::Result<Self> {
-        let events = Arc::new(Events::default());
-        let teller = events.clone();
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            if let Ok(event) = event {
-                teller.record(event);
-            }
-        })
-        .context("file changes cannot be watched")?;
+        let events = DirectoryEvents::new().context("file changes cannot be watched")?;
         let document = std::path::absolute(document).context("the document's path")?;
         let mut this = Self {
-            watcher,
             events,
             directories: HashMap::new(),
             unwatched: HashMap::new(),
+            entries: HashSet::new(),
+            unclosed: HashSet::new(),
             seen: HashMap::new(),
             stamps: HashMap::new(),
             next_poll: Instant::now() + POLL_INTERVAL,
@@ -180,14 +127,12 @@ impl Watch {
     fn watch_places(&mut self, files: &HashSet<PathBuf>) {
         let entries: HashSet<PathBuf> = files.iter().flat_map(|file| entries_of(file)).collect();
         let wanted: HashSet<PathBuf> = entries.iter().filter_map(|entry| entry.parent()).map(Path::to_owned).collect();
-        {
-            let mut told = self.events.state();
-            (told.entries, told.directories) = (entries, wanted.clone());
-        }
-        let is_current = |directory: &PathBuf, stamp: &Stamp| Stamp::of(directory) == Some(*stamp);
-        for (gone, _) in self.directories.extract_if(|path, stamp| !wanted.contains(path) || !is_current(path, stamp)) {
-            // The directory may no longer exist.
-            let _ = self.watcher.unwatch(&gone);
+        self.entries = entries;
+        let is_wanted = |path: &PathBuf, watched: &WatchedDirectory| {
+            wanted.contains(path) && Stamp::of(path) == Some(watched.stamp)
+        };
+        for (_, gone) in self.directories.extract_if(|path, watched| !is_wanted(path, watched)) {
+            self.events.unwatch(gone.watch);
         }
         self.unwatched.retain(|directory, _| wanted.contains(directory));
         for directory in wanted {
@@ -196,13 +141,15 @@ impl Watch {
             }
             // Taken before the watch begins, so that a replacement in between is noticed.
             let stamp = Stamp::of(&directory);
-            match (stamp, self.watcher.watch(&directory, RecursiveMode::NonRecursive)) {
-                (Some(stamp), Ok(())) => {
+            match (stamp, self.events.watch(&directory)) {
+                (Some(stamp), Ok(watch)) => {
                     self.unwatched.remove(&directory);
-                    self.directories.insert(directory, stamp);
+                    self.directories.insert(directory, WatchedDirectory { stamp, watch });
                 }
                 (_, watched) => {
-                    let _ = self.watcher.unwatch(&directory);
+                    if let Ok(watch) = watched {
+                        self.events.unwatch(watch);
+                    }
                     if self.unwatched.insert(directory.clone(), stamp).is_none() {
                         let error = watched.err().map(|error| error.to_string()).unwrap_or_default();
                         let directory = directory.display();
@@ -216,7 +163,7 @@ impl Watch {
     /// True if a file or directory has changed since the last poll, whether or not events reported it.
     fn poll(&mut self) -> bool {
         self.next_poll = Instant::now() + self.poll_interval();
-        self.directories.iter().any(|(directory, stamp)| Stamp::of(directory) != Some(*stamp))
+        self.directories.iter().any(|(directory, watched)| Stamp::of(directory) != Some(watched.stamp))
             || self.unwatched.iter().chain(&self.stamps).any(|(path, stamp)| Stamp::of(path) != *stamp)
     }
 
@@ -228,10 +175,15 @@ impl Watch {
     /// Waits until the content of a watched file changes. Cancel-safe.
     pub(crate) async fn changed(&mut self) {
         loop {
-            let arrived = self.events.arrived.notified();
             let until = self.due.map_or(self.next_poll, |due| due.at.min(self.next_poll));
-            let _ = tokio::time::timeout_at(until, arrived).await;
-            self.reckon();
+            match tokio::time::timeout_at(until, self.events.next()).await {
+                Ok(Ok(events)) => self.record(events),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "file changes are not reported; polling for them");
+                    tokio::time::sleep_until(until).await;
+                }
+                Err(_elapsed) => {}
+            }
             let now = Instant::now();
             if self.next_poll <= now && self.poll() && self.due.is_none() {
                 self.due = Some(Due { first: now, at: now + UNCLOSED });
@@ -245,22 +197,52 @@ impl Watch {
         }
     }
 
-    /// Computes when to read the files, from the events so far.
-    fn reckon(&mut self) {
-        let mut told = self.events.state();
-        if !std::mem::take(&mut told.any) {
-            return;
+    /// Computes when to read the files after these events.
+    fn record(&mut self, events: Vec<Event>) {
+        let matter = events.into_iter().fold(false, |others, event| self.matters(event) || others);
+        if matter {
+            let now = Instant::now();
+            let first = self.due.map_or(now, |due| due.first);
+            let wait = if self.unclosed.is_empty() { SETTLE } else { AT_LATEST };
+            self.due = Some(Due { first, at: (now + wait).min(first + AT_LATEST) });
         }
-        let now = Instant::now();
-        let first = self.due.map_or(now, |due| due.first);
-        let wait = if told.writing.is_empty() { SETTLE } else { UNCLOSED };
-        self.due = Some(Due { first, at: (now + wait).min(first + AT_LATEST) });
+    }
+
+    /// True if the event may change the content of a watched file.
+    fn matters(&mut self, event: Event) -> bool {
+        match event {
+            Event::Lost => true,
+            Event::Gone(watch) => self.directories_of(watch).count() > 0,
+            Event::Attributes(watch, name) => !self.entries_named(watch, &name).is_empty(),
+            Event::Created(watch, name) => {
+                let entries = self.entries_named(watch, &name);
+                let unclosed = entries.iter().filter(|entry| is_regular(entry)).cloned();
+                self.unclosed.extend(unclosed);
+                !entries.is_empty()
+            }
+            Event::Ended(watch, name) => {
+                let entries = self.entries_named(watch, &name);
+                self.unclosed.retain(|entry| !entries.contains(entry));
+                !entries.is_empty()
+            }
+        }
+    }
+
+    /// The paths of a watched directory: several may lead to it.
+    fn directories_of(&self, watch: Watched) -> impl Iterator<Item = &PathBuf> {
+        self.directories.iter().filter(move |(_, watched)| watched.watch == watch).map(|(path, _)| path)
+    }
+
+    /// The entries of this name whose change matters.
+    fn entries_named(&self, watch: Watched, name: &OsString) -> Vec<PathBuf> {
+        let entries = self.directories_of(watch).map(|directory| directory.join(name));
+        entries.filter(|entry| self.entries.contains(entry)).collect()
     }
 
     /// Reads the files now. Returns true if the content of one has changed.
     pub(crate) fn read_files(&mut self) -> bool {
-        self.events.state().writing.clear();
-        // Directories are updated before the files are read, since a replaced link leads to other directories.
+        self.unclosed.clear();
+        // DirectoryEvents are updated before the files are read, since a replaced link leads to other directories.
         let files = self.seen.keys().cloned().collect();
         self.watch_places(&files);
         let mut changed = false;
@@ -275,6 +257,11 @@ impl Watch {
         self.next_poll = self.next_poll.min(Instant::now() + self.poll_interval());
         changed
     }
+}
+
+/// True if a new entry is a file that its creator will close: no symbolic link, and no further name of another file.
+fn is_regular(entry: &Path) -> bool {
+    std::fs::symlink_metadata(entry).is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 1)
 }
 
 /// The content of a file. `None`: it does not exist or is not a file that a node reads.

@@ -60,15 +60,35 @@ async fn a_file_that_is_being_written_is_waited_for() {
     let document = room.path().join("node.yaml");
     fs::write(&document, "one").unwrap();
     let mut watch = Watch::new(&document).unwrap();
-    let mut writer = fs::File::create(&document).unwrap();
-    for _ in 0..5 {
-        writer.write_all(b"a piece ").unwrap();
-        writer.flush().unwrap();
-        let seen = tokio::time::timeout(UNCLOSED / 5, watch.changed()).await;
-        assert!(seen.is_err(), "half of a document was taken for a whole one");
+    for is_new in [false, true] {
+        if is_new {
+            fs::remove_file(&document).unwrap();
+            assert!(changes(&mut watch).await);
+        }
+        let mut writer = fs::File::create(&document).unwrap();
+        for _ in 0..5 {
+            writer.write_all(b"a piece ").unwrap();
+            writer.flush().unwrap();
+            let seen = tokio::time::timeout(UNCLOSED / 5, watch.changed()).await;
+            assert!(seen.is_err(), "half of a document was taken for a whole one");
+        }
+        drop(writer);
+        assert!(changes(&mut watch).await);
     }
-    drop(writer);
-    assert!(changes(&mut watch).await);
+}
+
+#[tokio::test]
+async fn a_new_link_is_no_file_that_somebody_writes() {
+    let room = tempfile::tempdir().unwrap();
+    let (document, target) = (room.path().join("node.yaml"), room.path().join("target"));
+    fs::write(&target, "one").unwrap();
+    let mut watch = Watch::new(&document).unwrap();
+    for link in [fs::hard_link::<&Path, &Path>, symlink] {
+        link(&target, &document).unwrap();
+        assert!(tokio::time::timeout(AT_LATEST / 2, watch.changed()).await.is_ok());
+        fs::remove_file(&document).unwrap();
+        assert!(changes(&mut watch).await);
+    }
 }
 
 #[tokio::test]
