@@ -35,9 +35,11 @@ use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
 use hermes_transport::stream::ByteStream;
 
-/// The time within which a client completes its handshake after its SYN was released. Its kernel answers a SYN-ACK at
-/// once, and ours repeats a lost one after a second.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often a session waits for [`HANDSHAKE_WAIT`] until its client has completed the handshake. The client's kernel answers a
+/// SYN-ACK at once, and ours repeats a lost one after a second.
+const HANDSHAKE_WAITS: usize = 10;
+/// A worker that stands still ends one wait by that, however long it stands: the connection may be in its accept queue.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(1);
 
 /// Source and destination of an intercepted connection.
 type Flow = (SocketAddr, SocketAddr);
@@ -54,6 +56,8 @@ pub(super) struct Interceptor {
     /// Sockets for the first datagrams of UDP flows, until their tasks take them.
     udp: RefCell<Vec<tokio::net::UdpSocket>>,
     held: RefCell<HashMap<Flow, HeldState>>,
+    /// The sequence numbers of the SYNs whose connections have sessions now. A repeated SYN of theirs may still be in the queue.
+    accepted: RefCell<HashMap<Flow, u32>>,
 }
 
 /// A held SYN, with its sequence number, which tells a repeated SYN from that of another connection.
@@ -90,6 +94,7 @@ pub(super) fn open(worker: &Rc<Worker>, interception: Arc<Interception>, slot: u
         listener_addresses,
         udp,
         held: RefCell::default(),
+        accepted: RefCell::default(),
     }))
 }
 
@@ -117,7 +122,22 @@ pub(super) async fn accept_all(
         if is_ending && this.held.borrow().is_empty() {
             return;
         }
+        // Connections come before SYNs: a client whose SYN was released waits, and repeats it after a second.
         tokio::select! {
+            biased;
+            how = ending.wait(), if !is_ending => {
+                // No other process shares these sockets.
+                is_ending = true;
+                udp_endings.iter().for_each(|ending| ending.set(how));
+                ended.set(());
+            }
+            accepted = this.accept() => match accepted {
+                Ok((tcp, source)) => if this.take_connection(&mut known, tcp, source) {
+                    // The session begins first, as at other listeners.
+                    tokio::task::yield_now().await;
+                },
+                Err(error) => super::pause_after(&this.worker, &known.name, &error).await,
+            },
             complete = this.queue.next(&mut packets) => match complete {
                 Ok(complete) => {
                     if !complete {
@@ -132,20 +152,6 @@ pub(super) async fn accept_all(
                     return ended.set(());
                 }
             },
-            accepted = this.accept() => match accepted {
-                Ok((tcp, source)) => {
-                    this.take_connection(&mut known, tcp, source);
-                    // The session begins first, as at other listeners.
-                    tokio::task::yield_now().await;
-                }
-                Err(error) => super::pause_after(&this.worker, &known.name, &error).await,
-            },
-            how = ending.wait(), if !is_ending => {
-                // No other process shares these sockets.
-                is_ending = true;
-                udp_endings.iter().for_each(|ending| ending.set(how));
-                ended.set(());
-            }
         }
     }
 }
@@ -179,6 +185,10 @@ impl Interceptor {
             };
             return self.decide(packet.id, verdict);
         }
+        if self.accepted.borrow().get(&flow) == Some(&sequence) {
+            // The client repeated its SYN before the answer reached it.
+            return self.decide(packet.id, PacketVerdict::Drop);
+        }
         let metrics = &self.worker.shared.metrics;
         if self.worker.overload.takes(Step::Stop) {
             metrics.limit("unsplit");
@@ -200,6 +210,7 @@ impl Interceptor {
         super::count_connection(&self.worker, &guard.connection);
         self.held.borrow_mut().insert(flow, HeldState { sequence, held: Held::Opening });
         let syn = HeldSyn { interceptor: self.clone(), flow, sequence, packet: Some(packet.id), is_accepted: false };
+        let session = SessionFlow { interceptor: self.clone(), flow, sequence };
         self.worker.spawn(async move {
             let (worker, connection) = (syn.interceptor.worker.clone(), guard.connection.clone());
             let served = serve_held(&worker, &connection, syn);
@@ -210,39 +221,40 @@ impl Interceptor {
                     tracing::debug!(source = %connection.source.get(), reason, "a connection was closed");
                 }
             }
-            drop(guard);
+            drop((session, guard));
         });
     }
 
-    /// Gives an accepted connection to the session of its SYN, or begins a session if SYNs are not held.
-    fn take_connection(&self, known: &mut CurrentListener, tcp: TcpStream, source: SocketAddr) {
-        let Ok(destination) = tcp.local_addr() else { return };
+    /// Gives an accepted connection to the session of its SYN, or begins a session if SYNs are not held. Returns true in that case.
+    fn take_connection(&self, known: &mut CurrentListener, tcp: TcpStream, source: SocketAddr) -> bool {
+        let Ok(destination) = tcp.local_addr() else { return false };
         if let Some(session) = self.take_released(&(source, destination)) {
             // A session that has ended drops the connection.
             drop(session.send(tcp));
-            return;
+            return false;
         }
         let holds = known.current(&self.worker).is_some_and(|(state, _)| holds_syns(&state.listener));
         if holds || self.listener_addresses.contains(&destination) {
             // No session waits for the connection: it has ended, or a program of this machine connected to the port itself.
+            tracing::debug!(listener = %known.name, %source, %destination, "a connection without a session is reset");
             hermes_net::tcp::reset_on_close(&tcp);
-            return;
+            return false;
         }
         begin_tcp(&self.worker, known, tcp, source);
+        true
     }
 }
 
 impl Interceptor {
-    /// Removes a released SYN from the table.
+    /// Moves a released SYN from those that are held to those that are accepted.
     fn take_released(&self, flow: &Flow) -> Option<oneshot::Sender<TcpStream>> {
         let mut held = self.held.borrow_mut();
         if matches!(held.get(flow)?.held, Held::Opening) {
             return None;
         }
-        match held.remove(flow)?.held {
-            Held::Released(session) => Some(session),
-            Held::Opening => None,
-        }
+        let HeldState { sequence, held: Held::Released(session) } = held.remove(flow)? else { return None };
+        self.accepted.borrow_mut().insert(*flow, sequence);
+        Some(session)
     }
 }
 
@@ -271,13 +283,17 @@ impl HeldSyn {
 
     /// Releases the SYN, and waits for the connection.
     async fn accepted(&mut self) -> Option<TcpStream> {
-        let (sender, accepted) = oneshot::channel();
+        let (sender, mut accepted) = oneshot::channel();
         let state = HeldState { sequence: self.sequence, held: Held::Released(sender) };
         self.interceptor.held.borrow_mut().insert(self.flow, state);
         self.decide(self.interceptor.interception.release(self.interceptor.slot));
-        let tcp = tokio::time::timeout(HANDSHAKE_TIMEOUT, accepted).await.ok()?.ok()?;
-        self.is_accepted = true;
-        Some(tcp)
+        for _ in 0..HANDSHAKE_WAITS {
+            if let Ok(tcp) = tokio::time::timeout(HANDSHAKE_WAIT, &mut accepted).await {
+                self.is_accepted = true;
+                return tcp.ok();
+            }
+        }
+        None
     }
 }
 
@@ -286,6 +302,23 @@ impl Drop for HeldSyn {
         self.decide(PacketVerdict::Drop);
         if !self.is_accepted {
             self.interceptor.held.borrow_mut().remove(&self.flow);
+        }
+    }
+}
+
+/// The flow of a session. Dropping it ends the session's place among those that are accepted.
+struct SessionFlow {
+    interceptor: Rc<Interceptor>,
+    flow: Flow,
+    sequence: u32,
+}
+
+impl Drop for SessionFlow {
+    fn drop(&mut self) {
+        let mut accepted = self.interceptor.accepted.borrow_mut();
+        // The client may use its port again before this session has ended.
+        if accepted.get(&self.flow) == Some(&self.sequence) {
+            accepted.remove(&self.flow);
         }
     }
 }

@@ -104,6 +104,8 @@ async fn a_flooded_listener_is_confined_and_others_keep_their_room() {
     poll::until("the listener keeps to its bound", || async { connections(&node).await.iter().sum::<u64>() <= 101 })
         .await;
     request(&mut client, "none").await;
+    drop(flood);
+    counted(&node, 1).await;
     assert_eq!(spread(&node, "web", 30).await[3], 0);
     node.assert_sound();
 }
