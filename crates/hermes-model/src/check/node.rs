@@ -111,7 +111,7 @@ fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
         sandbox_workers,
         sandbox_after,
         session_weight: percent("session-weight", section.session_weight, 100),
-        connections_offset: percent("connections-offset", section.connections_offset, 50),
+        connections_offset: percent("connections-offset", section.connections_offset, 20),
         pending_offset: percent("pending-offset", section.pending_offset, 50),
         hung_after: duration(
             "dispatch.hung-after",

@@ -37,7 +37,7 @@ pub struct Parameters {
 impl Default for Parameters {
     /// Returns the offsets of the paper (Figure 15).
     fn default() -> Self {
-        Self { hung_after: Duration::from_millis(5), session_weight: 1.0, connections_offset: 0.5, pending_offset: 0.5 }
+        Self { hung_after: Duration::from_millis(5), session_weight: 1.0, connections_offset: 0.2, pending_offset: 0.5 }
     }
 }
 
@@ -116,11 +116,11 @@ mod tests {
 
     #[test]
     fn each_average_is_over_those_that_passed_the_stage_before() {
-        // The average of connections is 10. The third one is above 15, so that its pending events do not count.
+        // The average of connections is 10. The third one is above 12, so that its pending events do not count.
         assert_eq!(selected(&[worker(5, 0), worker(5, 8), worker(20, 1000)]), 0b001);
-        // Below the average plus one half.
-        assert_eq!(selected(&[worker(10, 0), worker(14, 0), worker(6, 0)]), 0b111);
-        assert_eq!(selected(&[worker(10, 0), worker(16, 0), worker(4, 0)]), 0b101);
+        // Below the average plus one fifth.
+        assert_eq!(selected(&[worker(10, 0), worker(11, 0), worker(9, 0)]), 0b111);
+        assert_eq!(selected(&[worker(10, 0), worker(13, 0), worker(7, 0)]), 0b101);
     }
 
     #[test]
