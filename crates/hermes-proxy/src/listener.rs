@@ -43,6 +43,7 @@ use hermes_net::{Io, tls};
 use hermes_wire::proxy_protocol::{self, Parsed};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
 
 use self::quic::QuicAcceptors;
 use crate::request::{Rejected, Request};
@@ -324,7 +325,11 @@ async fn accept_all<A: Accept>(
                     // connections also close before more are accepted.
                     tokio::task::yield_now().await;
                 }
-                Err(error) => pause_after(&worker, &known.name, &error).await,
+                Err(error) => {
+                    if let Some(end) = pause_after(&worker, &known.name, &error) {
+                        tokio::time::sleep_until(end).await;
+                    }
+                }
             },
             _ = ending.wait() => {
                 // A handover drains the queue too: the other process may have no listener for this socket.
@@ -347,16 +352,16 @@ async fn accept<A: Accept>(worker: &Worker, listener: &A) -> io::Result<(A::Stre
     }
 }
 
-/// Reports a failed `accept`, and pauses if the next one would fail, too.
-async fn pause_after(worker: &Worker, listener: &str, error: &io::Error) {
+/// Reports a failed `accept`. Returns the end of a pause if the next one would fail, too.
+fn pause_after(worker: &Worker, listener: &str, error: &io::Error) -> Option<Instant> {
     if is_about_one_connection(error) {
-        return;
+        return None;
     }
     worker.shared.metrics.limit("accept");
     if let Some(more) = worker.shared.unaccepted.happened(worker.now()) {
         tracing::error!(%listener, %error, more, "cannot accept connections; retrying");
     }
-    tokio::time::sleep(ACCEPT_PAUSE).await;
+    Some(Instant::now() + ACCEPT_PAUSE)
 }
 
 fn is_about_one_connection(error: &io::Error) -> bool {

@@ -391,8 +391,10 @@ impl Node {
 
     /// Has the kernel choose workers as the document says. While a predecessor dispatches to the same sockets, nothing changes.
     fn dispatch(&mut self, generation: &Generation) {
-        if !self.awaits_handover && !self.closed {
-            let (dispatch, workers) = (&generation.snapshot.dispatch, &self.shared.status);
+        let (dispatch, workers) = (&generation.snapshot.dispatch, &self.shared.status);
+        if self.awaits_handover {
+            workers.sandbox.know(generation.snapshot.listeners.iter().map(|listener| listener.name.clone()));
+        } else if !self.closed {
             self.dispatchers.follow(dispatch, workers, &self.bound, &self.sockets, &self.held_back);
         }
     }

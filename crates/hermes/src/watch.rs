@@ -199,7 +199,10 @@ impl Watch {
 
     /// Computes when to read the files after these events.
     fn record(&mut self, events: Vec<Event>) {
-        let matter = events.into_iter().fold(false, |others, event| self.matters(event) || others);
+        let mut matter = false;
+        for event in events {
+            matter |= self.matters(event);
+        }
         if matter {
             let now = Instant::now();
             let first = self.due.map_or(now, |due| due.first);
@@ -211,8 +214,13 @@ impl Watch {
     /// True if the event may change the content of a watched file.
     fn matters(&mut self, event: Event) -> bool {
         match event {
-            Event::Lost => true,
-            Event::Gone(watch) => self.directories_of(watch).count() > 0,
+            // The lost events may have ended watches.
+            Event::Lost => {
+                self.unwatch(|_| true);
+                true
+            }
+            // The directory that has this path later may look the same, with the same inode.
+            Event::Gone(watch) => self.unwatch(|watched| watched.watch == watch),
             Event::Attributes(watch, name) => !self.entries_named(watch, &name).is_empty(),
             Event::Created(watch, name) => {
                 let entries = self.entries_named(watch, &name);
@@ -226,6 +234,13 @@ impl Watch {
                 !entries.is_empty()
             }
         }
+    }
+
+    /// Ends these watches. The directories that still matter are watched again before files are read. Returns false for none.
+    fn unwatch(&mut self, mut goes: impl FnMut(&WatchedDirectory) -> bool) -> bool {
+        let gone: Vec<_> = self.directories.extract_if(|_, watched| goes(watched)).collect();
+        gone.iter().for_each(|(_, watched)| self.events.unwatch(watched.watch));
+        !gone.is_empty()
     }
 
     /// The paths of a watched directory: several may lead to it.
@@ -242,7 +257,7 @@ impl Watch {
     /// Reads the files now. Returns true if the content of one has changed.
     pub(crate) fn read_files(&mut self) -> bool {
         self.unclosed.clear();
-        // DirectoryEvents are updated before the files are read, since a replaced link leads to other directories.
+        // The watched directories are updated before the files are read, since a replaced link leads to other directories.
         let files = self.seen.keys().cloned().collect();
         self.watch_places(&files);
         let mut changed = false;

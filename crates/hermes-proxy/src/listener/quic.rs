@@ -181,8 +181,9 @@ fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, incoming: Incoming) {
         worker.shared.metrics.limit("overload");
         return incoming.ignore();
     }
-    if worker.is_confined_elsewhere(&state.listener.name) {
-        // The client has chosen this worker by an id: new connections of this listener come elsewhere.
+    let is_confined_elsewhere = worker.is_confined_elsewhere(&state.listener.name);
+    if is_confined_elsewhere && !incoming.remote_address_validated() {
+        // The client may have chosen this worker by an id. One that answers a Retry of this worker had no choice.
         incoming.refuse();
         return;
     }
@@ -197,7 +198,7 @@ fn begin(worker: &Rc<Worker>, known: &mut CurrentListener, incoming: Incoming) {
         incoming.refuse();
         return;
     };
-    if !is_there {
+    if !is_there || is_confined_elsewhere {
         guard.connection.start_drain(worker);
     }
     let labels = ListenerLabels { listener: state.listener.name.clone() };

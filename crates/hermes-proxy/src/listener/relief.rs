@@ -26,6 +26,8 @@ pub(crate) struct AcceptQueues {
 
 /// The most queues that are looked at in a row: an idle worker must be ready for its own connections.
 const MAX_LOOKS: usize = 16;
+/// The most queues without a connection that are looked at before the worker waits for events. Its next search goes on from there.
+const MAX_SEARCH: usize = 64;
 
 /// The result of a search in the accept queues of other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ pub(crate) enum Found {
     Connection,
     /// Nothing so far; more queues are left.
     NothingYet,
-    /// Nothing in any queue since the last connection.
+    /// Nothing in as many queues as one search may look at.
     Nothing,
 }
 
@@ -65,7 +67,7 @@ impl Relief {
             }
         }
         self.looks.set(self.looks.get() + MAX_LOOKS);
-        if self.looks.get() < all {
+        if self.looks.get() < all.min(MAX_SEARCH) {
             return Found::NothingYet;
         }
         self.looks.set(0);

@@ -26,6 +26,7 @@ use hermes_net::transparent::Interception;
 use hermes_wire::ip;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::{CurrentListener, Ending, Ready, begin_tcp, open as open_session, requested_flow, trust_by_address};
 use crate::request::{Origin, Rejected, Request};
@@ -35,14 +36,16 @@ use hermes_transport::oneshot::Oneshot;
 use hermes_transport::runtime::session::{Connection, ConnectionGuard, Stage};
 use hermes_transport::stream::ByteStream;
 
-/// How often a session waits for [`HANDSHAKE_WAIT`] until its client has completed the handshake. The client's kernel answers a
-/// SYN-ACK at once, and ours repeats a lost one after a second.
+/// The number of waits before a session gives up on its client's handshake. The client's kernel answers a SYN-ACK at once, and ours
+/// repeats a lost one after a second.
 const HANDSHAKE_WAITS: usize = 10;
-/// A worker that stands still ends one wait by that, however long it stands: the connection may be in its accept queue.
+/// A worker that stands still uses up one of these waits, however long it stands: the connection may be in its accept queue.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(1);
 
 /// Source and destination of an intercepted connection.
 type Flow = (SocketAddr, SocketAddr);
+/// Sequence numbers of SYNs.
+type AcceptedFlows = RefCell<HashMap<Flow, u32>>;
 
 /// The interception of one listener on one worker.
 pub(super) struct Interceptor {
@@ -57,7 +60,7 @@ pub(super) struct Interceptor {
     udp: RefCell<Vec<tokio::net::UdpSocket>>,
     held: RefCell<HashMap<Flow, HeldState>>,
     /// The sequence numbers of the SYNs whose connections have sessions now. A repeated SYN of theirs may still be in the queue.
-    accepted: RefCell<HashMap<Flow, u32>>,
+    accepted: Rc<AcceptedFlows>,
 }
 
 /// A held SYN, with its sequence number, which tells a repeated SYN from that of another connection.
@@ -94,7 +97,7 @@ pub(super) fn open(worker: &Rc<Worker>, interception: Arc<Interception>, slot: u
         listener_addresses,
         udp,
         held: RefCell::default(),
-        accepted: RefCell::default(),
+        accepted: Rc::default(),
     }))
 }
 
@@ -118,6 +121,7 @@ pub(super) async fn accept_all(
         .collect();
     let mut is_ending = false;
     let mut packets = Vec::new();
+    let mut pause: Option<Instant> = None;
     loop {
         if is_ending && this.held.borrow().is_empty() {
             return;
@@ -131,12 +135,14 @@ pub(super) async fn accept_all(
                 udp_endings.iter().for_each(|ending| ending.set(how));
                 ended.set(());
             }
-            accepted = this.accept() => match accepted {
+            () = tokio::time::sleep_until(pause.unwrap_or_else(Instant::now)), if pause.is_some() => pause = None,
+            // SYNs are still read in a pause: they pass if no descriptor is left.
+            accepted = this.accept(), if pause.is_none() => match accepted {
                 Ok((tcp, source)) => if this.take_connection(&mut known, tcp, source) {
                     // The session begins first, as at other listeners.
                     tokio::task::yield_now().await;
                 },
-                Err(error) => super::pause_after(&this.worker, &known.name, &error).await,
+                Err(error) => pause = super::pause_after(&this.worker, &known.name, &error),
             },
             complete = this.queue.next(&mut packets) => match complete {
                 Ok(complete) => {
@@ -210,7 +216,7 @@ impl Interceptor {
         super::count_connection(&self.worker, &guard.connection);
         self.held.borrow_mut().insert(flow, HeldState { sequence, held: Held::Opening });
         let syn = HeldSyn { interceptor: self.clone(), flow, sequence, packet: Some(packet.id), is_accepted: false };
-        let session = SessionFlow { interceptor: self.clone(), flow, sequence };
+        let session = SessionFlow { accepted: self.accepted.clone(), flow, sequence };
         self.worker.spawn(async move {
             let (worker, connection) = (syn.interceptor.worker.clone(), guard.connection.clone());
             let served = serve_held(&worker, &connection, syn);
@@ -306,16 +312,17 @@ impl Drop for HeldSyn {
     }
 }
 
-/// The flow of a session. Dropping it ends the session's place among those that are accepted.
+/// The flow of a session. Dropping it ends the session's place among those that are accepted. Sessions outlive their listener, whose
+/// sockets close before.
 struct SessionFlow {
-    interceptor: Rc<Interceptor>,
+    accepted: Rc<AcceptedFlows>,
     flow: Flow,
     sequence: u32,
 }
 
 impl Drop for SessionFlow {
     fn drop(&mut self) {
-        let mut accepted = self.interceptor.accepted.borrow_mut();
+        let mut accepted = self.accepted.borrow_mut();
         // The client may use its port again before this session has ended.
         if accepted.get(&self.flow) == Some(&self.sequence) {
             accepted.remove(&self.flow);

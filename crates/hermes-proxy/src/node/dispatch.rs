@@ -84,7 +84,7 @@ impl Dispatchers {
         workers.sandbox.follow(table, sandbox, programs.into_iter());
     }
 
-    /// The bits of each listener. None: one of its sockets has no bit, so that it cannot be confined.
+    /// The bits of each listener; 0 if one of its sockets has no bit, so that it cannot be confined.
     fn programs(&self, bound: &HashMap<(Arc<str>, Transport), SocketKey>) -> HashMap<Arc<str>, u64> {
         let mut programs: HashMap<Arc<str>, Option<u64>> = HashMap::new();
         for ((listener, transport), key) in bound {

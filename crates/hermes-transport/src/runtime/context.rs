@@ -61,8 +61,8 @@ pub struct WorkerContext {
     listener_shares: RefCell<HashMap<Arc<str>, ListenerShares>>,
     /// The sandbox after its latest change.
     sandbox: RefCell<SandboxView>,
-    /// The change of the sandbox that this worker has followed, and the listeners that it serves since.
-    served: RefCell<(u64, Vec<Arc<str>>)>,
+    /// The change of the sandbox that this worker has followed.
+    followed: Cell<u64>,
     tasks: RefCell<JoinSet<()>>,
     turns: Arc<Turns>,
     icmp_errors: TokenBucket,
@@ -95,7 +95,7 @@ impl WorkerContext {
             snapshot: RefCell::new(Rc::new(snapshot)),
             listener_shares: RefCell::default(),
             sandbox: RefCell::default(),
-            served: RefCell::default(),
+            followed: Cell::default(),
             tasks: RefCell::default(),
             turns,
             icmp_errors: TokenBucket::default(),
@@ -154,19 +154,16 @@ impl WorkerContext {
         self.sandbox().is_confined(listener) == self.shared.status.table.is_sandbox(self.number)
     }
 
-    /// Has clients of listeners that this worker serves no longer connect again.
+    /// Has clients of listeners that this worker does not serve connect again.
     fn follow_sandbox(&self) {
         let changes = self.shared.status.sandbox.changes();
-        if self.served.borrow().0 == changes {
+        if self.followed.replace(changes) == changes {
             return;
         }
         let snapshot = self.snapshot();
-        let names = snapshot.listeners.iter().map(|listener| &listener.name);
-        let served: Vec<Arc<str>> = names.filter(|name| self.serves(name)).cloned().collect();
-        let (_, before) = self.served.replace((changes, served));
-        let (_, served) = &*self.served.borrow();
-        let lost = before.iter().filter(|name| !served.contains(name) && snapshot.listener(name).is_some());
-        lost.for_each(|name| self.tables.drain_listener(self, name));
+        let is_misplaced = |name: &&Arc<str>| self.sandbox().can_confine(name) && !self.serves(name);
+        let names: Vec<_> = snapshot.listeners.iter().map(|listener| &listener.name).filter(is_misplaced).collect();
+        names.into_iter().for_each(|name| self.tables.drain_listener(self, name));
     }
 
     pub fn is_draining(&self) -> bool {
@@ -235,8 +232,7 @@ impl WorkerContext {
         self.tables.sweep(self);
         self.entries.tick(self);
         self.follow_sandbox();
-        // A task answers for the time since this tick alone, without its waits for a core.
-        self.turns.take_waited();
+        self.turns.tick();
         self.records.flush(self);
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hermes_net::dispatch::Table;
 
-/// The time without a turn from which a task counts: shorter ones are common on a busy machine.
+/// The shortest poll that counts as holding up the worker: shorter ones are common on a busy machine.
 pub(super) const HELD_UP: Duration = Duration::from_millis(20);
 /// The time over which held-up time is added.
 const WINDOW_MS: u64 = 10_000;
@@ -73,22 +73,34 @@ struct Known {
     confined_until: Option<u64>,
 }
 
-/// The listeners that can be confined, as of some change.
+/// The listeners, as of some change.
 #[derive(Default)]
 pub(super) struct SandboxView {
     pub(super) changes: u64,
-    /// The tag of each listener, and whether it is confined.
-    tags: HashMap<Arc<str>, (Tag, bool)>,
+    listeners: HashMap<Arc<str>, ListenerView>,
+}
+
+/// How the sandbox sees a listener.
+#[derive(Clone, Copy)]
+struct ListenerView {
+    tag: Tag,
+    can_confine: bool,
+    is_confined: bool,
 }
 
 impl SandboxView {
-    /// The tag for tasks of a listener's connections.
+    /// The tag for tasks of a listener's connections. It has one without a sandbox, too: its connections may outlive the setting.
     pub(super) fn tag(&self, listener: &str) -> Tag {
-        self.tags.get(listener).map(|(tag, _)| *tag).unwrap_or_default()
+        self.listeners.get(listener).map(|view| view.tag).unwrap_or_default()
+    }
+
+    /// True if there is a sandbox, and the kernel chooses the listener's workers.
+    pub(super) fn can_confine(&self, listener: &str) -> bool {
+        self.listeners.get(listener).is_some_and(|view| view.can_confine)
     }
 
     pub(super) fn is_confined(&self, listener: &str) -> bool {
-        self.tags.get(listener).is_some_and(|(_, is_confined)| *is_confined)
+        self.listeners.get(listener).is_some_and(|view| view.is_confined)
     }
 }
 
@@ -100,9 +112,11 @@ impl Sandbox {
     /// Returns the tags and the confined listeners, as of the latest change.
     pub(super) fn view(&self) -> SandboxView {
         let state = self.state();
-        let tags = state.listeners.iter().zip(1..).filter(|(known, _)| state.is_on && known.programs != 0);
-        let tags = tags.map(|(known, tag)| (known.name.clone(), (Tag(tag), known.is_confined()))).collect();
-        SandboxView { changes: self.changes(), tags }
+        let listeners = state.listeners.iter().zip(1..).map(|(known, tag)| {
+            let can_confine = state.is_on && known.programs != 0;
+            (known.name.clone(), ListenerView { tag: Tag(tag), can_confine, is_confined: known.is_confined() })
+        });
+        SandboxView { changes: self.changes(), listeners: listeners.collect() }
     }
 
     /// Takes over the listeners of a document, with the bits of their programs in the kernel.
@@ -123,30 +137,25 @@ impl Sandbox {
             // Tasks of removed listeners may refer to others from now on.
             state.listeners.clear();
         }
-        for (name, programs) in listeners {
-            match state.listeners.iter().position(|known| known.name == name) {
-                Some(place) => {
-                    let known = &mut state.listeners[place];
-                    (known.is_there, known.programs) = (true, known.programs | programs);
-                }
-                None if state.listeners.len() < MAX_LISTENERS => {
-                    state.listeners.push(Known {
-                        name,
-                        is_there: true,
-                        programs,
-                        window: (0, Duration::ZERO),
-                        confined_until: None,
-                    });
-                }
-                None => {}
-            }
-        }
+        listeners.for_each(|(name, programs)| state.know(name, programs));
         let has_free = state.listeners.iter().any(Known::is_free);
         if !is_on || !has_free {
             state.listeners.iter_mut().for_each(|known| known.confined_until = None);
         }
         self.is_on.store(is_on, Ordering::Relaxed);
         self.publish(&state, table);
+    }
+
+    /// Gives tags to these listeners of a document while another process has the kernel choose their workers.
+    pub fn know(&self, listeners: impl Iterator<Item = Arc<str>>) {
+        let mut state = self.state();
+        listeners.for_each(|name| state.know(name, 0));
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// True if there are workers for confined listeners.
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
     }
 
     /// A task held up its worker. Returns the listener if that confines it.
@@ -169,7 +178,7 @@ impl Sandbox {
 
     /// A connection came to a listener with as many as it may have. Returns the listener if that confines it.
     pub fn found_full(&self, table: &Table, listener: &str, now: u64) -> Option<Arc<str>> {
-        if !self.is_on.load(Ordering::Relaxed) {
+        if !self.is_on() {
             return None;
         }
         let mut state = self.state();
@@ -181,7 +190,7 @@ impl Sandbox {
 
     /// Ends the confinement of listeners that gave no reason for it in the last minutes, and returns them.
     pub fn release(&self, table: &Table, now: u64) -> Vec<Arc<str>> {
-        if !self.is_on.load(Ordering::Relaxed) {
+        if !self.is_on() {
             return Vec::new();
         }
         let mut state = self.state();
@@ -224,6 +233,19 @@ impl Sandbox {
 }
 
 impl State {
+    /// Adds a listener of the document, or a program of one that is known.
+    fn know(&mut self, name: Arc<str>, programs: u64) {
+        let has_room = self.listeners.len() < MAX_LISTENERS;
+        match self.listeners.iter_mut().find(|known| known.name == name) {
+            Some(known) => (known.is_there, known.programs) = (true, known.programs | programs),
+            None if has_room => {
+                let window = (0, Duration::ZERO);
+                self.listeners.push(Known { name, is_there: true, programs, window, confined_until: None });
+            }
+            None => {}
+        }
+    }
+
     /// Confines a listener. Returns it unless it is confined already, or nobody would gain by it.
     fn confine(&mut self, place: usize, now: u64) -> Option<Arc<str>> {
         let is_on = self.is_on;
@@ -317,6 +339,13 @@ mod tests {
         sandbox.follow(&table, settings, listeners.iter().map(|(name, bits)| (Arc::from(*name), *bits)));
         assert_eq!(sandbox.held_up(&table, slow, SECOND, 0).as_deref(), Some("slow"));
         sandbox.follow(&table, Settings::default(), std::iter::empty());
-        assert_eq!((sandbox.view().tag("slow"), sandbox.confined().len()), (Tag::default(), 0), "it is off");
+        assert_eq!((sandbox.view().tag("slow"), sandbox.confined().len()), (slow, 0), "it is off");
+        assert_eq!(sandbox.held_up(&table, slow, 9 * SECOND, WINDOW_MS), None);
+        sandbox.follow(&table, settings, listeners.iter().map(|(name, bits)| (Arc::from(*name), *bits)));
+        assert_eq!(
+            sandbox.held_up(&table, slow, SECOND, 2 * WINDOW_MS).as_deref(),
+            Some("slow"),
+            "it has begun before"
+        );
     }
 }

@@ -96,9 +96,10 @@ pub struct Turns {
     polled: AtomicU32,
     /// Another worker stood still when this one had nothing to do.
     others_stand_still: Notify,
-    /// Nanoseconds that the thread has waited for a core, when last asked.
+    /// Nanoseconds that the thread has waited for a core, and the table's clock, when last asked.
     waited: AtomicU64,
-    /// Nothing waited there, so that this worker may wait.
+    asked: AtomicU64,
+    /// The last search in the accept queues of other workers found nothing. Reset at the end of each turn.
     found_nothing: AtomicBool,
 }
 
@@ -115,6 +116,7 @@ impl Turns {
             selected: zero(),
             polled: AtomicU32::new(0),
             waited: zero(),
+            asked: zero(),
             others_stand_still: Notify::new(),
             found_nothing: AtomicBool::new(false),
         };
@@ -192,11 +194,20 @@ impl Turns {
         }
     }
 
-    /// The time that this thread has waited for a core since the last call.
-    pub(super) fn take_waited(&self) -> Duration {
-        let Some(all) = usage::waited_for_core() else { return Duration::ZERO };
-        let before = self.waited.swap(nanoseconds(all), Ordering::Relaxed);
-        all.saturating_sub(Duration::from_nanos(before))
+    /// Called ten times a second. A later look divides the waits for a core since this tick among all time since then.
+    pub(super) fn tick(&self) {
+        if self.shared.status.sandbox.is_on() {
+            self.waited_share(now());
+        }
+    }
+
+    /// The share of the time since the last call in which this thread waited for a core.
+    fn waited_share(&self, now: Duration) -> f64 {
+        let Some(waited) = usage::waited_for_core() else { return 0.0 };
+        let before = self.waited.swap(nanoseconds(waited), Ordering::Relaxed);
+        let asked = self.asked.swap(nanoseconds(now), Ordering::Relaxed);
+        let (waited, passed) = (nanoseconds(waited).saturating_sub(before), nanoseconds(now).saturating_sub(asked));
+        if passed == 0 { 0.0 } else { (waited as f64 / passed as f64).min(1.0) }
     }
 
     /// Ends the time of the task that was polled last, and begins that of the next one.
@@ -211,7 +222,7 @@ impl Turns {
         let time = now.saturating_sub(self.row().turned());
         if time >= sandbox::HELD_UP {
             // Time in which the thread did not get a core is not the listener's.
-            let time = time.saturating_sub(self.take_waited());
+            let time = time.mul_f64(1.0 - self.waited_share(now));
             if time < sandbox::HELD_UP {
                 return;
             }
@@ -226,18 +237,18 @@ impl Turns {
         self.selected.load(Ordering::Relaxed).max(self.began.load(Ordering::Relaxed))
     }
 
-    /// Reports that all workers stood still. The first of them to go on is the one that can tell.
+    /// Reports that all workers outside the sandbox stood still. The first of them to go on is the one that can tell.
     fn look_back(&self, now: Duration) {
+        if self.shared.status.table.is_sandbox(self.worker) {
+            return;
+        }
         let stood_still = nanoseconds(now).saturating_sub(self.looked()) >= nanoseconds(STANDSTILL);
         if !stood_still || !self.shared.status.stand_still(Some(self.worker)) {
             return;
         }
         self.shared.metrics.standstills.inc();
         if let Some(more) = self.shared.standstills.happened(self.shared.now()) {
-            tracing::warn!(
-                more,
-                "all workers stood still for a second or more: nobody was served; `/workers` shows their turns"
-            );
+            tracing::warn!(more, "all workers stood still for a second or more; `/workers` shows their turns");
         }
     }
 

@@ -96,7 +96,7 @@ impl Workers {
     pub fn stand_still(&self, but: Option<usize>) -> bool {
         let now = dispatch::now().unwrap_or_default();
         let stands_still = |status: &Status| !status.is_parked && now.saturating_sub(status.turned) >= STANDSTILL;
-        // Nobody else is served by the sandbox.
+        // Workers of the sandbox serve confined listeners alone.
         let counts = |worker: usize| Some(worker) != but && !self.table.is_sandbox(worker);
         let mut others = self.table.statuses().enumerate().filter(|(worker, _)| counts(*worker));
         others.all(|(_, status)| stands_still(&status))

@@ -181,6 +181,23 @@ async fn a_directory_that_is_replaced_is_watched_again() {
 }
 
 #[tokio::test]
+async fn a_directory_that_is_made_again_at_once_is_watched_again() {
+    let room = tempfile::tempdir().unwrap();
+    let directory = room.path().join("conf");
+    fs::create_dir(&directory).unwrap();
+    let document = directory.join("node.yaml");
+    fs::write(&document, "one").unwrap();
+    let mut watch = Watch::new(&document).unwrap();
+    // The new directory often gets the inode of the old one.
+    fs::remove_dir_all(&directory).unwrap();
+    fs::create_dir(&directory).unwrap();
+    fs::write(&document, "two").unwrap();
+    assert!(changes(&mut watch).await);
+    put(&document, "three");
+    assert!(changes(&mut watch).await, "before the next poll");
+}
+
+#[tokio::test]
 async fn a_directory_further_up_that_is_replaced_is_found_by_polling() {
     let room = tempfile::tempdir().unwrap();
     let at = |name: &str| room.path().join(name);
