@@ -81,7 +81,7 @@ impl Dispatcher {
         first_ids: Option<LruMap>,
         write: impl Fn(&Build) -> Option<Vec<Instruction>>,
     ) -> io::Result<Self> {
-        let map = table.map().ok_or_else(|| io::Error::other("the kernel does not read this table"))?;
+        let map = table.map().ok_or_else(|| io::Error::other("the kernel did not accept the table of workers"))?;
         let Groups { count, size, .. } = table.groups();
         let array = SocketArray::new(count * size)?;
         for (worker, socket) in sockets.iter().enumerate().take(count * size) {

@@ -313,6 +313,10 @@ impl Node {
                 "`workers` changes with the next start or takeover only"
             );
         }
+        let (former, dispatch) = (&previous.snapshot.dispatch, &snapshot.dispatch);
+        if (former.pin, former.locality) != (dispatch.pin, dispatch.locality) {
+            tracing::warn!("`dispatch.pin` and `dispatch.locality` change with the next start or takeover only");
+        }
         let generation = Arc::new(Generation::build(snapshot, Some(&previous))?);
         let (number, log) = (generation.number, generation.snapshot.access_log.clone());
         self.run(generation).await?;

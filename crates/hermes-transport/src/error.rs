@@ -229,6 +229,7 @@ impl Error {
     pub fn public(&self) -> Option<&'static str> {
         match self {
             Error::Custody { public, .. } => *public,
+            Error::Overloaded => Some("this node is overloaded; try again later"),
             _ => None,
         }
     }

@@ -45,7 +45,7 @@ pub(super) fn build(
     }
     check_keys(section, at, report);
     if section.connections == Some(0) {
-        report.problem(format!("{at}.connections"), "0 is out of range; use 1 or more, or remove the listener");
+        report.problem(format!("{at}.connections"), "0 is out of range; use 1 or more, or remove the key for no bound");
     }
     let set_headers = header::fixed(&format!("{at}.set-headers"), &section.set_headers, report);
     let user = set_headers.iter().find(|(name, _)| *name == HERMES_USER);

@@ -95,6 +95,9 @@ fn dispatch(section: &DispatchSection, report: &mut Report) -> Dispatch {
         Duration::from_millis(100)..=Duration::from_secs(10),
         report,
     );
+    if sandbox_workers > 0 && section.mode != snapshot::DispatchMode::Directed {
+        report.warning("dispatch.sandbox-workers", "has no effect in this mode; set mode: directed");
+    }
     let mut percent = |key: &str, value: Option<u16>, default: u16| {
         let value = value.unwrap_or(default);
         if !PERCENT.contains(&value) {

@@ -211,7 +211,10 @@ impl<'w> WorkerLoop<'w> {
                 self.captures.follow(worker, &made);
                 let _ = done.send(());
             }
-            Command::Displace => worker.entries.displace_for_others(worker),
+            Command::Displace => {
+                worker.follow_sandbox();
+                worker.entries.displace_for_others(worker);
+            }
             Command::Sessions { most, reply } => drop(reply.send(worker.tables.list(most))),
             Command::Close { handed, passages, done } => {
                 self.end.is_closed.set(true);

@@ -155,7 +155,7 @@ impl WorkerContext {
     }
 
     /// Has clients of listeners that this worker does not serve connect again.
-    fn follow_sandbox(&self) {
+    pub fn follow_sandbox(&self) {
         let changes = self.shared.status.sandbox.changes();
         if self.followed.replace(changes) == changes {
             return;
@@ -163,7 +163,7 @@ impl WorkerContext {
         let snapshot = self.snapshot();
         let is_misplaced = |name: &&Arc<str>| self.sandbox().can_confine(name) && !self.serves(name);
         let names: Vec<_> = snapshot.listeners.iter().map(|listener| &listener.name).filter(is_misplaced).collect();
-        names.into_iter().for_each(|name| self.tables.drain_listener(self, name));
+        names.into_iter().for_each(|name| self.tables.part_with_listener(self, name));
     }
 
     pub fn is_draining(&self) -> bool {

@@ -183,6 +183,14 @@ impl Entries {
         true
     }
 
+    /// No longer counts an entry whose holder is about to end.
+    pub fn owe(&self, key: usize) {
+        if let Some(entry) = self.all.borrow_mut().get_mut(key).filter(|entry| !entry.is_owed) {
+            entry.is_owed = true;
+            entry.shares.ledger().displace(&entry.owner);
+        }
+    }
+
     fn make_room(&self, worker: &WorkerContext, shares: &Arc<Shares>, owner: &Owner, bound: Bound) -> bool {
         let take = || shares.ledger().take(owner, bound.limit, bound.reserve);
         let may_displace = !bound.bounds_closing || shares.ledger().may_displace(owner, bound.limit);

@@ -140,7 +140,11 @@ impl Sandbox {
         listeners.for_each(|(name, programs)| state.know(name, programs));
         let has_free = state.listeners.iter().any(Known::is_free);
         if !is_on || !has_free {
-            state.listeners.iter_mut().for_each(|known| known.confined_until = None);
+            for known in &mut state.listeners {
+                if known.confined_until.take().is_some() {
+                    tracing::info!(listener = %known.name, "a listener is confined no longer");
+                }
+            }
         }
         self.is_on.store(is_on, Ordering::Relaxed);
         self.publish(&state, table);

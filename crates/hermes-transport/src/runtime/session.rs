@@ -593,6 +593,14 @@ impl SessionTables {
         self.nudge_flows();
     }
 
+    /// Has the clients of a listener connect again, since other workers serve it from now on.
+    pub fn part_with_listener(&self, worker: &WorkerContext, name: &str) {
+        for (_, connection) in self.connections.borrow().iter().filter(|(_, c)| &*c.listener.name == name) {
+            connection.make_room(worker);
+        }
+        self.drain_listener(worker, name);
+    }
+
     /// Ends the sessions of a listener that was replaced and opens its sessions differently.
     pub fn end_sessions_of(&self, listener: &str) {
         for (_, entry) in self.sessions.borrow().iter().filter(|(_, entry)| &*entry.facts.listener == listener) {

@@ -16,7 +16,8 @@ use std::time::SystemTime;
 
 use clap::Parser;
 use hermes_model::Snapshot;
-use hermes_model::snapshot::{AccessLog, PortKind};
+use hermes_model::snapshot::{AccessLog, DispatchMode, PortKind};
+use hermes_net::dispatch::{Groups, Table};
 use hermes_proxy::Certificate;
 use nix::unistd::{AccessFlags, access};
 
@@ -129,7 +130,23 @@ fn of_document(report: &mut Report, config: &Path) -> anyhow::Result<Needs> {
     addresses(report, &snapshot, running.as_ref());
     access_log(report, &snapshot.access_log);
     certificates(report, &snapshot);
+    dispatch(report, snapshot.dispatch.mode);
     Ok(Needs::of(&snapshot, running.as_ref()))
+}
+
+/// Checks whether the kernel can choose workers as the document says. Otherwise it hashes, which is no fault.
+fn dispatch(report: &mut Report, mode: DispatchMode) {
+    if !matches!(mode, DispatchMode::Directed | DispatchMode::RoundRobin) {
+        return;
+    }
+    match Table::shared(1, Groups::of(1)) {
+        Ok(_) => report.good("dispatch", "the kernel accepts a table of workers"),
+        Err(error) => report.note(
+            "dispatch",
+            &format!("the kernel accepts no table of workers, and hashes connections onto them: {error}"),
+            "Run the node with CAP_BPF and CAP_NET_ADMIN (`hermes install --print systemd --directed`), on Linux 5.12 or later",
+        ),
+    }
 }
 
 /// Checks the addresses. If the document's own node is running, addresses in use belong to it.

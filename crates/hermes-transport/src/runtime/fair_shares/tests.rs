@@ -88,6 +88,19 @@ impl Table {
 }
 
 #[test]
+fn an_entry_whose_holder_is_about_to_end_makes_room() {
+    let mut table = Table::default();
+    let owner = stranger(1);
+    assert!(table.begin(&owner, 0, 2) && table.begin(&owner, 0, 2));
+    assert!(!table.begin(&owner, 0, 2), "both are busy");
+    table.entries.owe(0);
+    table.entries.owe(0);
+    assert_eq!(table.shares.ledger().entries(&owner), 1);
+    assert!(table.begin(&owner, 0, 2));
+    assert!(!table.begin(&owner, 0, 2), "it made room for one");
+}
+
+#[test]
 fn forged_sources_displace_one_another_and_not_idle_clients() {
     const LIMIT: usize = 100;
     let mut table = Table::default();

@@ -175,6 +175,16 @@ impl Connection {
         self.request_drain(worker, Drain::ListenerRemoved);
     }
 
+    /// Makes room for another connection of the client in the listener's table, if this one is idle and about to close. A connection in
+    /// its handshake keeps its place, since it may be one of a flood.
+    pub fn make_room(&self, worker: &WorkerContext) {
+        if self.stage.get() == Stage::Idle
+            && let Some(entry) = self.entry_of_listener.get()
+        {
+            worker.entries.owe(entry);
+        }
+    }
+
     fn request_drain(&self, worker: &WorkerContext, why: Drain) {
         self.drain_requested_at.set(self.drain_requested_at.get().or(Some(worker.now())));
         self.drain.set(why);
@@ -309,6 +319,11 @@ impl ConnectionGuard {
                 // A full table displaces others, so that it may well take this one.
                 if table.count() >= bound.limit {
                     let confined = shared.status.sandbox.found_full(&shared.status.table, &listener.name, shared.now());
+                    if confined.is_some() {
+                        // Idle connections make room for those that come to the sandbox.
+                        worker.follow_sandbox();
+                        shared.ask_others_to_displace(worker.number);
+                    }
                     shared.report_confined(confined, Reason::Full);
                 }
                 Some(Share::take(worker, &table, owner.clone(), bound)?)
