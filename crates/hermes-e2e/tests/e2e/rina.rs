@@ -236,8 +236,10 @@ async fn a_removed_listener_lets_its_flows_finish() {
     before.write_all(b"x").await.unwrap();
     before.read_u8().await.unwrap();
     pair.far.reload("listeners: [{name: other, bind: '127.0.0.1:0', protocol: http}]", &[]).await.unwrap();
-    let mut late = pair.connect().await.unwrap();
-    late.read_u8().await.unwrap_err();
+    // The reset may come before the client sees its connection.
+    if let Ok(mut late) = pair.connect().await {
+        late.read_u8().await.unwrap_err();
+    }
     converse(before, 100_000).await;
 }
 
