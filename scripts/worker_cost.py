@@ -18,10 +18,10 @@ from pathlib import Path
 PORT, LISTENERS, SECONDS = 9600, 16, 8
 # Clients a second and requests of each: short connections make the most choices, and lasting ones the most turns.
 LOADS = {"light": (1500, 1, 0), "heavy": (4500, 1, 0), "heavy, lasting connections": (300, 40, 100)}
-# The first part of which the name has a word counts.
 # Wrappers of whole tasks: all that a task does may be inlined into them, and the runtime's functions have them as type parameters.
 # Neither is the cost of counting.
 WRAPPERS = ("Counted", "turns::reported")
+# The first part of which the name has a word counts.
 PARTS = {
     "scheduler": ("dispatch::scheduler", "Table::schedule", "Turns::select", "Memory::publish"),
     "counters": ("runtime::turns", "dispatch::table", "clock_gettime"),

@@ -20,6 +20,7 @@ const GONE: AddWatchFlags = AddWatchFlags::IN_DELETE_SELF
     .union(AddWatchFlags::IN_MOVE_SELF)
     .union(AddWatchFlags::IN_UNMOUNT)
     .union(AddWatchFlags::IN_IGNORED);
+/// The events that a watch asks for.
 const WATCHED: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_ATTRIB)
     .union(AddWatchFlags::IN_DELETE_SELF)
@@ -95,7 +96,7 @@ impl DirectoryEvents {
     }
 }
 
-/// What an event of the kernel means. `None`: nothing.
+/// Translates an event of the kernel. Returns `None` for one that changes no entry.
 fn event(event: InotifyEvent) -> Option<Event> {
     let watched = Watched(event.wd);
     match event.name {

@@ -26,7 +26,7 @@ pub(crate) struct AcceptQueues {
 
 /// The most queues that are looked at in a row: an idle worker must be ready for its own connections.
 const MAX_LOOKS: usize = 16;
-/// The most queues without a connection that are looked at before the worker waits for events. Its next search goes on from there.
+/// The most empty queues that a worker looks at before it waits for events. Its next search goes on from there.
 const MAX_SEARCH: usize = 64;
 
 /// The result of a search in the accept queues of other workers.
