@@ -46,6 +46,9 @@ pub struct Oversize {
     pub most: u64,
 }
 
+/// What a client and the log read of overload.
+const OVERLOADED: &str = "this node is overloaded; try again later";
+
 /// The reason why a session failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -185,7 +188,7 @@ pub enum Error {
     #[error("limit reached: {0}")]
     Limit(&'static str),
     /// This node is overloaded, and refused the session before it did anything for it.
-    #[error("this node is overloaded; try again later")]
+    #[error("{OVERLOADED}")]
     Overloaded,
     /// The configuration changed, and no longer permits the session.
     #[error("ended by reconfiguration: {0}")]
@@ -229,7 +232,7 @@ impl Error {
     pub fn public(&self) -> Option<&'static str> {
         match self {
             Error::Custody { public, .. } => *public,
-            Error::Overloaded => Some("this node is overloaded; try again later"),
+            Error::Overloaded => Some(OVERLOADED),
             _ => None,
         }
     }

@@ -68,6 +68,10 @@ async fn sessions_are_refused_in_the_order_of_their_importance() {
     poll::until("both workers refuse", || async { workers_that(&node, "memory", "refuse").await == 2.0 }).await;
     assert_eq!(statuses(&node).await, [503, 503, 503, 200]);
     assert_eq!(request(&node, "/", "").await, (503, Some("1".to_owned())), "the client learns when to try again");
+    let mut refused = connect(&node).await;
+    refused.send("GET / HTTP/1.1\r\nhost: node\r\n\r\n").await.unwrap();
+    let why = refused.head().await.unwrap().header("proxy-status").unwrap();
+    assert!(why.contains("this node is overloaded"), "no limit of the document was reached: {why}");
     assert!(node.metric("hermes_limit_hits_total", "limit=\"overload\"").await.unwrap() >= 4.0);
     change(&mut node, &format!("{{memory: {{{TOO_LITTLE}, refuse: 1000, stop: 1000}}}}")).await;
     poll::until("no worker refuses all", || async { workers_that(&node, "memory", "refuse").await == 0.0 }).await;
